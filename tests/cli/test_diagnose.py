@@ -16,7 +16,7 @@ from featlearn.cli.app import main
 from featlearn.cli.built_in_task import built_in_task
 from featlearn.cli.settings import Settings
 from featlearn.cli.training import step_size
-from featlearn.cli.training_task import TrainingTask, scaled
+from featlearn.cli.training_task import TrainingTask, scale_task
 from featlearn.cli.user_task import checked, user_task
 from tests.cli.conftest import SMALL
 
@@ -351,7 +351,7 @@ def test_the_default_rate_is_stable_at_every_output_scale(loss: str, scale: floa
     """rate x curvature x largest eigenvalue of the kernel between all outputs is a half, or less where it will grow."""
     settings = small(loss=loss, output_scale=scale, optimizer=optimizer)
     torch.manual_seed(0)
-    task = scaled(built_in_task(settings), settings)
+    task = scale_task(built_in_task(settings), settings)
     full = fl.ntk(task.model, task.x, outputs="full", dtype=torch.float64)
     largest = float(torch.linalg.eigvalsh(full.transpose(1, 2).flatten(0, 1).flatten(1))[-1])
     second_derivative = {"mse": 2.0 / 10, "cross-entropy": 1.0}[loss] / task.samples
@@ -366,7 +366,7 @@ def test_the_default_rate_leaves_room_for_rich_networks_to_grow():
     rates = []
     for scale in (0.001, 0.01, 10.0, 100.0):
         settings = small(output_scale=scale)
-        rates.append(step_size(scaled(task, settings), settings) * scale**2)
+        rates.append(step_size(scale_task(task, settings), settings) * scale**2)
     # lazy: the rate times scale^2 is constant; rich: it falls by 10^(-4/3) for three weight layers
     assert rates[3] == pytest.approx(rates[2], rel=1e-4)
     assert rates[0] / rates[1] == pytest.approx(10 ** (-4 / 3), rel=1e-4)
@@ -376,7 +376,7 @@ def test_adam_moves_no_output_further_than_the_targets_are_large():
     for scale in (1.0, 100.0):
         settings = small(output_scale=scale, optimizer="adam")
         torch.manual_seed(0)
-        task = scaled(built_in_task(settings), settings)
+        task = scale_task(built_in_task(settings), settings)
         rate = step_size(task, settings)
         optimizer = torch.optim.Adam([p for p in task.model.parameters() if p.requires_grad], rate)
         before = task.model(task.x).detach()

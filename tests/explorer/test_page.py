@@ -10,7 +10,7 @@ import pytest
 
 from featlearn.cli.app import main
 from featlearn.explorer.explorer_page import TITLE, explore, explorer_page, source
-from featlearn.explorer.modules import bundled, ordered
+from featlearn.explorer.modules import bundle, module_order
 from featlearn.reporting.document import static
 from tests.reporting.test_page import Page
 
@@ -80,9 +80,9 @@ FILES = {
 
 
 def test_modules_become_functions_in_the_order_of_their_imports():
-    assert ordered("a.mjs", FILES.__getitem__) == ["x/b.mjs", "a.mjs"]
-    assert ordered("a.mjs", FILES.__getitem__, ["x/b.mjs"]) == ["a.mjs"]
-    script = bundled(["x/b.mjs", "a.mjs"], FILES.__getitem__)
+    assert module_order("a.mjs", FILES.__getitem__) == ["x/b.mjs", "a.mjs"]
+    assert module_order("a.mjs", FILES.__getitem__, ["x/b.mjs"]) == ["a.mjs"]
+    script = bundle(["x/b.mjs", "a.mjs"], FILES.__getitem__)
     assert 'const {b,c: d} = featlearnModules["x/b.mjs"];' in script
     assert 'const all = featlearnModules["x/b.mjs"];' in script
     assert "return { b, c };" in script
@@ -92,11 +92,11 @@ def test_modules_become_functions_in_the_order_of_their_imports():
 
 def test_what_the_bundle_cannot_hold_is_refused():
     with pytest.raises(ValueError, match="import each other"):
-        ordered("loop.mjs", FILES.__getitem__)
+        module_order("loop.mjs", FILES.__getitem__)
     with pytest.raises(ValueError, match="expected imports and exports in the form"):
-        bundled(["other.mjs"], FILES.__getitem__)
+        bundle(["other.mjs"], FILES.__getitem__)
     with pytest.raises(ValueError, match=r"lost.mjs imports e, expected names that x/pair.mjs exports"):
-        bundled(["lost.mjs"], FILES.__getitem__)
+        bundle(["lost.mjs"], FILES.__getitem__)
 
 
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

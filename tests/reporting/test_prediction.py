@@ -9,7 +9,7 @@ import torch
 
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import Unknown
-from featlearn.reporting.content_blocks import thinned
+from featlearn.reporting.content_blocks import thin
 from featlearn.reporting.matrix_sections import smaller
 from featlearn.reporting.predicted_loss import PredictedLoss, predicted_loss
 from tests.diagnosis.recording import written
@@ -85,7 +85,7 @@ def test_smaller_pictures_are_means(size: int):
 
 @pytest.mark.parametrize("count", [1, 2, 199, 200, 201, 100_000])
 def test_thinned_lines_keep_their_ends(count: int):
-    x, y = thinned(range(count), [2 * i for i in range(count)], 200)
+    x, y = thin(range(count), [2 * i for i in range(count)], 200)
     assert len(x) <= 200
     assert (x[0], x[-1]) == (0, count - 1)
     assert y == [2 * i for i in x]

@@ -12,7 +12,7 @@ import featlearn as fl
 from featlearn import sweeps
 from featlearn.cli.app import main
 from featlearn.errors import FeatlearnError, InputValueError
-from featlearn.sweeps.executors import DaskExecutor, Executor, dask_executor, slurm_executor, slurm_settings, submitted
+from featlearn.sweeps.executors import DaskExecutor, Executor, dask_executor, slurm_executor, slurm_settings, submit_all
 from featlearn_papers.frame.request import Request, reproduce
 from featlearn_papers.frame.scale import Scale
 from papers.tests import made_up
@@ -252,7 +252,7 @@ def test_jobs_are_given_as_they_end():
             return Job(looks, broken)
 
     cancelled: list[Job] = []
-    with submitted({"late": (3, False), "soon": (1, True), "never": (1000, False)}, Jobs()) as results:
+    with submit_all({"late": (3, False), "soon": (1, True), "never": (1000, False)}, Jobs()) as results:
         order = [next(results), next(results)]
     assert [key for key, _ in order] == ["soon", "late"]
     assert str(order[0][1]) == "broken"

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import featlearn as fl
 from featlearn.widths.attention import attention_noted
-from featlearn.widths.fits import combined, power
+from featlearn.widths.fits import power, product_power
 from featlearn.widths.observation import observed, random_response
 from featlearn.widths.size_runs import rms, spectral_norm, tangent_kernel, trained_sizes
 
@@ -25,7 +25,7 @@ def test_a_power_law_is_found_without_error():
     found = power(values, widths)
     assert float(found) == pytest.approx(-0.7, abs=1e-12)
     assert float(found.stderr) < 1e-7
-    assert float(combined([(2.0, values), (-1.0, values)], widths)) == pytest.approx(-0.7, abs=1e-12)
+    assert float(product_power([(2.0, values), (-1.0, values)], widths)) == pytest.approx(-0.7, abs=1e-12)
 
 
 def test_power_and_its_error_are_those_of_a_regression():

@@ -6,7 +6,7 @@ import torch
 
 from featlearn.cli.settings import Settings
 from featlearn.cli.training import chosen_device, shown_warnings
-from featlearn.cli.training_task import placed
+from featlearn.cli.training_task import move_task
 from featlearn.cli.user_task import user_task
 from featlearn.monitoring.checkpoints import watch_checkpoints
 
@@ -14,7 +14,7 @@ from featlearn.monitoring.checkpoints import watch_checkpoints
 def measure_checkpoints(subject: str, settings: Settings, checkpoints: Path, out: Path, *, quiet: bool) -> None:
     """Measure the checkpoints with the network, samples and test points of the user's function, and record the run."""
     torch.manual_seed(settings.seed)
-    task = placed(user_task(subject, settings), chosen_device(settings.device))
+    task = move_task(user_task(subject, settings), chosen_device(settings.device))
     whole = task.samples <= settings.probe
     with shown_warnings(quiet):
         watch_checkpoints(

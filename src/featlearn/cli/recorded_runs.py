@@ -26,7 +26,7 @@ def advice(name: str) -> str:
     return f"; did you mean {close}?" if recorded_runs(close) else "; featlearn runs ls FOLDER lists runs"
 
 
-def opened_run(path: Path) -> "Run":
+def open_recorded_run(path: Path) -> "Run":
     """The run at a path; an error says what to call instead."""
     from featlearn.record import open_run
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from featlearn.cli.answer import Answer, UsageError
-from featlearn.cli.recorded_runs import opened_run, recorded_runs
+from featlearn.cli.recorded_runs import open_recorded_run, recorded_runs
 
 
 def report(
@@ -43,7 +43,7 @@ def report(
 
     first = runs[0]
     path = out or (first.with_suffix(".html") if first.suffix == ".zip" else first / "report.html")
-    opened = [opened_run(path) for run in runs for path in recorded_runs(run) or [run]]
+    opened = [open_recorded_run(path) for run in runs for path in recorded_runs(run) or [run]]
     written = page(opened, path, title=title, kernels=not no_kernels, bands=not no_bands)
     drawn = [] if figures is None else save_figures(opened, figures, bands=not no_bands)
     lines = [f"report:  {written}", *([f"figures: {figures}, {len(drawn)} files"] if drawn else [])]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from featlearn.cli.answer import Answer, UsageError, number, table
 from featlearn.cli.key_numbers import BINARY, ENTROPY, key_numbers, loss_label
 from featlearn.cli.plot import COLUMNS
-from featlearn.cli.recorded_runs import FOLDER, opened_run, recorded_runs
+from featlearn.cli.recorded_runs import FOLDER, open_recorded_run, recorded_runs
 from featlearn.errors import FeatlearnError, RunError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
     from featlearn.cli.plot import plot
     from featlearn.diagnosis import diagnose
 
-    opened = opened_run(run)
+    opened = open_recorded_run(run)
     verdict = diagnose(opened)
     happened = [f"  - {_event(event)}" for event in opened.events]
     parts = [summary(opened), _origin(opened), "", plot(curves([opened])), "", verdict.full, "events:", *happened]
@@ -181,7 +181,7 @@ def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bo
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
-    path = opened_run(run).pack(out)
+    path = open_recorded_run(run).pack(out)
     return Answer(data={"packed": path, "bytes": path.stat().st_size}, text=str(path))
 
 
@@ -196,7 +196,7 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     from featlearn.diagnosis import diagnose
 
     try:
-        run = opened_run(path)
+        run = open_recorded_run(path)
         verdict = diagnose(run)
         steps = run.lines[-1]["step"] if run.lines else 0
     except (FeatlearnError, OSError) as error:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, table
 from featlearn.cli.engine import chosen_executor, one_engine
 from featlearn.cli.seeds import seeds_in
-from featlearn.cli.sweep_file import SweepFile, read_sweep_file, renamed
+from featlearn.cli.sweep_file import SweepFile, read_sweep_file, setting_name
 
 if TYPE_CHECKING:
     from featlearn.sweeps.process_pool import ProcessPool
@@ -129,7 +129,7 @@ def _check_view(view: dict[str, Any], file: SweepFile, settings: set[str]) -> No
 
 
 def _setting(name: str, file: SweepFile) -> str:
-    return name if name == "seed" else renamed(name, file)
+    return name if name == "seed" else setting_name(name, file)
 
 
 def _answer(found: "Sweep", view: dict[str, Any], file: SweepFile, pool: "ProcessPool") -> Answer:
@@ -164,9 +164,9 @@ def _view(found: "Sweep", view: dict[str, Any], file: SweepFile) -> tuple[dict[s
     value = view.get("value", "regime" if "regime" in found.columns else next(iter(found.columns), None))
     boundary = view.get("boundary")
     if boundary is not None:
-        from featlearn.cli.user_task import loaded
+        from featlearn.cli.user_task import load_function
 
-        boundary = loaded(boundary)
+        boundary = load_function(boundary)
     hidden = [name for name in axes if name not in (x, y, *where)]
     shown = {"x": x, "y": y, "value": value, "where": where, "boundary": boundary}
     return shown, x is not None and value is not None and not hidden

@@ -58,11 +58,11 @@ def read_sweep_file(path: Path) -> SweepFile:
         grid={},
         map=found.get("map", {}),
     )
-    fixed = {renamed(name, file): value for name, value in found.get("fixed", {}).items()}
+    fixed = {setting_name(name, file): value for name, value in found.get("fixed", {}).items()}
     listed = found.get("points", [found.get("grid")])
     if not all(isinstance(one, dict) for one in listed):
         raise UsageError(f"points of {path} are no tables, expected [[points]] with settings below it")
-    given = [{renamed(name, file): value for name, value in one.items()} for one in listed]
+    given = [{setting_name(name, file): value for name, value in one.items()} for one in listed]
     twice = [name for one in given for name in one if name in fixed]
     if twice:
         raise UsageError(f"{path} has {twice[0]} in [fixed] and in the grid, expected one of them")
@@ -73,7 +73,7 @@ def read_sweep_file(path: Path) -> SweepFile:
     return SweepFile(**{**vars(file), "grid": grid})
 
 
-def renamed(name: str, file: SweepFile) -> str:
+def setting_name(name: str, file: SweepFile) -> str:
     """The setting of an option of `featlearn diagnose`; arguments of the user's function stay as they are."""
     if file.function is not None:
         return name

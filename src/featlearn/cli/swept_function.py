@@ -14,7 +14,7 @@ from featlearn.cli.answer import UsageError
 from featlearn.cli.settings import Settings, option
 from featlearn.cli.sweep_file import SweepFile
 from featlearn.cli.user_errors import reporting_user_errors
-from featlearn.cli.user_task import BUILT_IN, loaded
+from featlearn.cli.user_task import BUILT_IN, load_function
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.sweeps.function import SweptFunction, source_digest, swept_function
 from featlearn.sweeps.grid import Point, points_of
@@ -51,9 +51,9 @@ def called(place: str, **arguments: Any) -> Any:
 
 @lru_cache
 def _loaded(place: str) -> Callable[..., Any]:
-    from featlearn.cli.user_task import loaded
+    from featlearn.cli.user_task import load_function
 
-    return loaded(place)
+    return load_function(place)
 
 
 def points_and_function(file: SweepFile, seeds: Sequence[int]) -> tuple[list[Point], SweptFunction]:
@@ -62,7 +62,7 @@ def points_and_function(file: SweepFile, seeds: Sequence[int]) -> tuple[list[Poi
         points = points_of(file.grid)
         if file.function is not None:
             with reporting_user_errors(file.function):
-                own = loaded(file.function)
+                own = load_function(file.function)
             checked = swept_function(own, points, list(seeds))
             return points, replace(checked, call=partial(called, file.function), name=file.function)
     except (InputValueError, InputTypeError) as error:
@@ -71,7 +71,7 @@ def points_and_function(file: SweepFile, seeds: Sequence[int]) -> tuple[list[Poi
     name, source = "featlearn diagnose", ""
     if file.subject is not None:
         with reporting_user_errors(file.subject):
-            name, source = f"featlearn diagnose {file.subject}", source_digest(loaded(file.subject))
+            name, source = f"featlearn diagnose {file.subject}", source_digest(load_function(file.subject))
     call = partial(diagnosed, file.subject, seeds[0])
     return made, SweptFunction(call=call, name=name, source=source, seed=True, out=True, resume=False)
 

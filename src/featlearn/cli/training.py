@@ -17,7 +17,7 @@ from featlearn.cli.built_in_task import built_in_task
 from featlearn.cli.device import checked_device
 from featlearn.cli.settings import Settings
 from featlearn.cli.training_progress import ProgressDisplay
-from featlearn.cli.training_task import TrainingTask, placed, scaled
+from featlearn.cli.training_task import TrainingTask, move_task, scale_task
 from featlearn.cli.user_task import BUILT_IN, user_task
 from featlearn.monitoring.entry import watch
 from featlearn.quantities.diagonal import ntk_diagonal
@@ -105,7 +105,7 @@ def _prepared(place: str | None, settings: Settings) -> tuple[TrainingTask, torc
     """The task and its optimizer, before the first step."""
     torch.manual_seed(settings.seed)
     task = built_in_task(settings) if place is None else user_task(place, settings)
-    task = placed(scaled(task, settings), chosen_device(settings.device))
+    task = move_task(scale_task(task, settings), chosen_device(settings.device))
     return task, task.optimizer or _optimizer(task, settings)
 
 

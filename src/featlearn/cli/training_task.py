@@ -54,7 +54,7 @@ class TrainingTask:
         return self.model(**x) if hasattr(x, "keys") else self.model(x)
 
 
-def scaled(task: TrainingTask, settings: Settings) -> TrainingTask:
+def scale_task(task: TrainingTask, settings: Settings) -> TrainingTask:
     """The task with scaled weights, and with outputs scaled and counted from their initial values."""
     if settings.init_scale != 1:
         scale_init(task.model, settings.init_scale)
@@ -63,7 +63,7 @@ def scaled(task: TrainingTask, settings: Settings) -> TrainingTask:
     return replace(task, model=scale_output(task.model, settings.output_scale))
 
 
-def placed(task: TrainingTask, device: str) -> TrainingTask:
+def move_task(task: TrainingTask, device: str) -> TrainingTask:
     """The task on one device."""
 
     def there(thing: Any) -> Any:

@@ -34,10 +34,10 @@ def user_task(place: str, settings: Settings) -> TrainingTask:
             f"--{given[0].replace('_', '-')} is given beside {place}, expected one of the two: network, data and loss "
             "are what the function returns"
         )
-    return checked(loaded(place)(), place)
+    return checked(load_function(place)(), place)
 
 
-def loaded(place: str) -> Callable[[], Any]:
+def load_function(place: str) -> Callable[[], Any]:
     """The function at `module:function` or `path.py:function`."""
     source, colon, name = place.rpartition(":")
     if not colon or not source or not name.isidentifier():

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from featlearn.cli.user_task import loaded
+from featlearn.cli.user_task import load_function
 from featlearn.errors import InputTypeError, InputValueError, did_you_mean
 
 RATES: dict[str, float] = {"sgd": 0.01, "adam": 0.001, "adamw": 0.001}
@@ -26,7 +26,7 @@ class WidthTask:
 
 def width_task(place: str, width: int, optimizer: str, lr: float | None) -> WidthTask:
     """Call the function at `place`, with a width if it takes one, and read what it returns."""
-    function: Callable[..., Any] = loaded(place)
+    function: Callable[..., Any] = load_function(place)
 
     def default(model: Any) -> torch.optim.Optimizer:
         parameters = model.parameters() if isinstance(model, torch.nn.Module) else model

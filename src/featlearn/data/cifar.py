@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.dataset_files import Root, damaged, find_file, raise_missing
+from featlearn.data.dataset_files import Root, damage, find_file, raise_missing
 from featlearn.data.labeled import Labeled
 from featlearn.data.pickled import read_pickle
 from featlearn.data.selection import Channels, ImageOptions, Selection, labeled_images
@@ -97,21 +97,21 @@ def read_batch(path: Path, *, classes: int, key: str, count: int, label_bytes: i
     if path.suffix == ".bin":
         size, row = path.stat().st_size, label_bytes + _PIXELS
         if size != count * row:
-            raise damaged(path, f"has {size} bytes", f"{count} images of {label_bytes} + {_PIXELS}")
+            raise damage(path, f"has {size} bytes", f"{count} images of {label_bytes} + {_PIXELS}")
         rows = numpy.fromfile(path, numpy.uint8).reshape(count, row)
         batch = Batch(rows[:, label_bytes:], rows[:, label_column].astype(numpy.int64))
     else:
         images, content = read_pickle(path, _PIXELS)
         batch = Batch(images, _label_list(content.get(key.encode()), path, key, len(images)))
     if len(batch.labels) and not 0 <= batch.labels.min() <= batch.labels.max() < classes:
-        raise damaged(path, f"has labels up to {batch.labels.max()}", f"0 to {classes - 1}")
+        raise damage(path, f"has labels up to {batch.labels.max()}", f"0 to {classes - 1}")
     return batch
 
 
 def _label_list(value: Any, path: Path, key: str, count: int) -> NDArray[numpy.int64]:
     is_list = isinstance(value, list) and all(type(label) is int and 0 <= label < 256 for label in value)
     if not is_list or len(value) != count:
-        raise damaged(path, f"has no list of {count} classes under the key {key}", "one class per image")
+        raise damage(path, f"has no list of {count} classes under the key {key}", "one class per image")
     return numpy.array(value, dtype=numpy.int64)
 
 

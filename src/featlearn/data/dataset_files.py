@@ -55,7 +55,7 @@ def raise_missing(root: Root, folders: Sequence[str], names: Sequence[str], data
     )
 
 
-def damaged(path: Path, content: str, expected: str) -> InputValueError:
+def damage(path: Path, content: str, expected: str) -> InputValueError:
     """Return the error for a file whose content is not the expected one."""
     return InputValueError(
         f"{str(path)!r} {content}, expected {expected}; it is damaged or another file: copy it again"

@@ -10,7 +10,7 @@ from typing import IO, Literal, Unpack, cast
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.dataset_files import Root, damaged, locate
+from featlearn.data.dataset_files import Root, damage, locate
 from featlearn.data.labeled import Labeled
 from featlearn.data.selection import Channels, ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError
@@ -45,7 +45,7 @@ def mnist(root: Root = None, split: Literal["train", "test"] = "train", **option
     path = _path(root, f"{stem}-labels", 1)
     labels = _idx(path, ())
     if len(labels) != len(images) or labels.max(initial=0) > 9:
-        raise damaged(path, f"has {len(labels)} labels up to {labels.max(initial=0)}", f"{len(images)} from 0 to 9")
+        raise damage(path, f"has {len(labels)} labels up to {labels.max(initial=0)}", f"{len(images)} from 0 to 9")
     rows, new_labels, classes = selection.rows(labels, 10, f"mnist {split}")
     return labeled_images(images[rows, None], new_labels, classes, "mnist", selection, _CHANNELS)
 
@@ -67,21 +67,21 @@ def _idx(path: Path, sizes: tuple[int, ...]) -> NDArray[numpy.uint8]:
         try:
             return _entries(stream, path, sizes, compressed)
         except (OSError, EOFError, zlib.error) as error:
-            raise damaged(path, f"cannot be unpacked ({error})", "a whole gzip file") from error
+            raise damage(path, f"cannot be unpacked ({error})", "a whole gzip file") from error
 
 
 def _entries(stream: IO[bytes], path: Path, sizes: tuple[int, ...], compressed: bool) -> NDArray[numpy.uint8]:
     axes = len(sizes) + 1
     header = stream.read(4 + 4 * axes)
     if len(header) < 4 + 4 * axes or header[:4] != bytes([0, 0, 8, axes]):
-        raise damaged(path, f"begins with {header[:4].hex(' ')}", f"an idx file of bytes with {axes} axes")
+        raise damage(path, f"begins with {header[:4].hex(' ')}", f"an idx file of bytes with {axes} axes")
     shape = struct.unpack(f">{axes}I", header[4:])
     # check sizes before allocating memory for them
     entries, stored = math.prod(shape), path.stat().st_size
     possible = entries <= _MAX_COMPRESSION * stored if compressed else entries == stored - len(header)
     if shape[1:] != sizes or not 0 < shape[0] <= _MAX_IMAGES or not possible:
-        raise damaged(path, f"states the sizes {shape} in {stored} bytes", f"({', '.join(map(str, ('N', *sizes)))})")
+        raise damage(path, f"states the sizes {shape} in {stored} bytes", f"({', '.join(map(str, ('N', *sizes)))})")
     body = stream.read(entries + 1)
     if len(body) != entries:
-        raise damaged(path, f"has {'more' if len(body) > entries else len(body)} entries", f"{entries} as it states")
+        raise damage(path, f"has {'more' if len(body) > entries else len(body)} entries", f"{entries} as it states")
     return numpy.frombuffer(body, numpy.uint8).reshape(shape)

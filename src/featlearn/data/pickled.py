@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.dataset_files import damaged
+from featlearn.data.dataset_files import damage
 
 _CALLABLES = {("numpy", "dtype"), ("numpy", "ndarray"), ("_codecs", "encode")}
 _CALLABLES |= {(f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")}
@@ -52,7 +52,7 @@ def read_pickle(path: Path, columns: int) -> tuple[NDArray[numpy.uint8], dict[An
         loaded = _Unpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
         content = {_as_bytes(key): value for key, value in loaded.items()}
     except Exception as error:  # a damaged pickle raises any error
-        raise damaged(path, f"cannot be unpickled safely ({error})", "the Python version of CIFAR") from error
+        raise damage(path, f"cannot be unpickled safely ({error})", "the Python version of CIFAR") from error
     match content.get(b"data"):
         case _Recorded(
             state=(_, (int() as rows, int() as width), _Recorded(arguments=(b"u1" | "u1", *_)), False, entries)
@@ -60,4 +60,4 @@ def read_pickle(path: Path, columns: int) -> tuple[NDArray[numpy.uint8], dict[An
             body = _as_bytes(entries)
             if isinstance(body, bytes) and width == columns and len(body) == rows * width:
                 return numpy.frombuffer(body, numpy.uint8).reshape(rows, width), content
-    raise damaged(path, "has other images under the key data", f"an array of (N, {columns}) bytes")
+    raise damage(path, "has other images under the key data", f"an array of (N, {columns}) bytes")

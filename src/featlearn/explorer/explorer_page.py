@@ -4,7 +4,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
-from featlearn.explorer.modules import bundled, ordered
+from featlearn.explorer.modules import bundle, module_order
 from featlearn.reporting.document import html_page, static, write_page
 from featlearn.reporting.markup import Html, tag
 
@@ -21,11 +21,11 @@ def explore(path: str | os.PathLike[str]) -> Path:
 
 def explorer_page() -> Html:
     """Return the page, which is the same at every call."""
-    shared = ordered("networks/index.mjs", source)
-    shared += ordered("mathematics/index.mjs", source, shared)
-    interface = ordered("interface/page.mjs", source, shared)
-    scripts = [static("uPlot.iife.min.js"), bundled(shared, source), bundled(interface, source)]
-    worker = bundled(["networks/worker.mjs"], source)
+    shared = module_order("networks/index.mjs", source)
+    shared += module_order("mathematics/index.mjs", source, shared)
+    interface = module_order("interface/page.mjs", source, shared)
+    scripts = [static("uPlot.iife.min.js"), bundle(shared, source), bundle(interface, source)]
+    worker = bundle(["networks/worker.mjs"], source)
     return html_page(
         "explore",
         TITLE,

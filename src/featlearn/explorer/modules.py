@@ -17,7 +17,7 @@ REGISTRY = "featlearnModules"
 """The global name under which scripts of one page share their modules."""
 
 
-def ordered(entry: str, read: Callable[[str], str], known: Iterable[str] = ()) -> list[str]:
+def module_order(entry: str, read: Callable[[str], str], known: Iterable[str] = ()) -> list[str]:
     """Paths of the modules that `entry` needs, itself last, each after what it imports; without the known ones."""
     found = list(known)
     begun = set(found)
@@ -35,33 +35,33 @@ def ordered(entry: str, read: Callable[[str], str], known: Iterable[str] = ()) -
     return found[len(list(known)) :]
 
 
-def bundled(paths: Iterable[str], read: Callable[[str], str]) -> str:
+def bundle(paths: Iterable[str], read: Callable[[str], str]) -> str:
     """One script that defines these modules, in this order; documentation comments are left out."""
-    return "".join(_defined(path, read) for path in paths)
+    return "".join(_definition(path, read) for path in paths)
 
 
 def _needed(path: str, source: str) -> Iterator[str]:
     for match in _IMPORT.finditer(source):
-        yield _resolved(path, match[3])
+        yield _resolve(path, match[3])
 
 
-def _resolved(path: str, relative: str) -> str:
+def _resolve(path: str, relative: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), relative))
 
 
-def _exported(source: str) -> list[str]:
+def _exported_names(source: str) -> list[str]:
     return [match[2] for match in _EXPORT.finditer(source)]
 
 
-def _defined(path: str, read: Callable[[str], str]) -> str:
+def _definition(path: str, read: Callable[[str], str]) -> str:
     source = read(path)
 
     def declared(match: re.Match[str]) -> str:
         origin, parts = (
-            _resolved(path, match[3]),
+            _resolve(path, match[3]),
             [part.strip() for part in (match[1] or "").split(",") if part.strip()],
         )
-        missing = {part.split(" as ")[0] for part in parts} - set(_exported(read(origin)))
+        missing = {part.split(" as ")[0] for part in parts} - set(_exported_names(read(origin)))
         if missing:
             raise ValueError(f"{path} imports {', '.join(missing)}, expected names that {origin} exports, one by one")
         bound = match[2] or "{" + ",".join(part.replace(" as ", ": ") for part in parts) + "}"
@@ -71,5 +71,5 @@ def _defined(path: str, read: Callable[[str], str]) -> str:
     left = _OTHER.search(body)
     if left:
         raise ValueError(f"{path} has the line {left[0]!r}, expected imports and exports in the form of modules.py")
-    first, names = f"globalThis.{REGISTRY} ??= {{}};\n", ", ".join(_exported(source))
+    first, names = f"globalThis.{REGISTRY} ??= {{}};\n", ", ".join(_exported_names(source))
     return f'{first}{REGISTRY}["{path}"] = (() => {{\n"use strict";\n{body}return {{ {names} }};\n}})();\n'

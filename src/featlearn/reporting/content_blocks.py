@@ -250,7 +250,7 @@ def shade(color: int) -> int:
     return 8 if color == NEUTRAL else color % 8
 
 
-def thinned(places: Sequence[float], values: Sequence[float], points: int = POINTS) -> tuple[list[float], list[float]]:
+def thin(places: Sequence[float], values: Sequence[float], points: int = POINTS) -> tuple[list[float], list[float]]:
     """At most `points` points of a line, including the first and the last."""
     count = len(places)
     if count <= points:

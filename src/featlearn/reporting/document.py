@@ -8,7 +8,7 @@ from pathlib import Path
 
 from featlearn.errors import RunError
 from featlearn.record.atomic import put
-from featlearn.reporting.markup import Html, joined, tag, text
+from featlearn.reporting.markup import Html, join_parts, tag, text
 
 
 def html_page(
@@ -49,7 +49,7 @@ def html_page(
         f"{extra_policy}base-uri 'none'; form-action 'none'"
     )
     links = [tag("li", tag("a", text(title), href=f"#{key}")) for key, title in sections]
-    return joined(
+    return join_parts(
         "<!doctype html>",
         '<html lang="en">',
         tag(

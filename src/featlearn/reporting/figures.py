@@ -151,7 +151,7 @@ def _axes(ax: Any, size: tuple[float, float] | None = None) -> Any:
 
 
 def _chart(one: Chart, ax: Any) -> Any:
-    ax = _axes(ax, _WIDE if _crowded(one) else None)
+    ax = _axes(ax, _WIDE if _is_crowded(one) else None)
     for line in one.lines:
         color = COLORS[shade(line.color)]
         # a label that begins with _ is not shown
@@ -190,12 +190,12 @@ def _chart(one: Chart, ax: Any) -> Any:
     ax.set_xlabel(one.x)
     ax.set_ylabel(one.y)
     ax.set_title(one.title)
-    outside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if _crowded(one) else {}
+    outside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if _is_crowded(one) else {}
     ax.legend(**outside)
     return ax
 
 
-def _crowded(one: Chart) -> bool:
+def _is_crowded(one: Chart) -> bool:
     """Whether the legend is placed outside of the axes."""
     return len(one.lines) > 4 or bool(one.marks)
 

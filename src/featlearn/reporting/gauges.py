@@ -110,7 +110,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
     """The numbers that are known, the one that decides first."""
     tested = found.departure.test is not None
     made = [
-        _estimated(
+        _estimate_gauge(
             "Linearization gap",
             "share of the change of the outputs that the linearization at the start misses",
             found.numbers["gap"],
@@ -118,7 +118,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
             GAP,
             ("lazy", "between", "rich"),
         ),
-        _estimated(
+        _estimate_gauge(
             "Departure from the frozen first kernel",
             f"how far outputs on {'test points' if tested else 'the probe'} are from training with it",
             found.numbers["departure"],
@@ -126,7 +126,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
             DEPARTED,
             ("followed", "departed"),
         ),
-        _estimated(
+        _estimate_gauge(
             "Rotation of the kernel",
             "1 − cosine of the centered first and last kernel",
             found.turning,
@@ -134,7 +134,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
             TURNED,
             ("kept its shape", "between", "rotated"),
         ),
-        _estimated(
+        _estimate_gauge(
             "Growth of the kernel",
             "norm of the last kernel over that of the first",
             found.growth,
@@ -160,7 +160,7 @@ def unknown_numbers(found: Diagnosis) -> list[str]:
     ]
 
 
-def _estimated(
+def _estimate_gauge(
     title: str, about: str, value: Estimate, scale: Scale, threshold: Threshold, zones: Sequence[str]
 ) -> Gauge | None:
     if not math.isfinite(float(value)):

@@ -15,7 +15,7 @@ from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.verdict import diagnose_findings
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.record import Run, open_run
-from featlearn.reporting.content_blocks import ChartLine, thinned
+from featlearn.reporting.content_blocks import ChartLine, thin
 
 # Entries of run.json that may differ between runs of one experiment.
 _OWN = {
@@ -99,7 +99,7 @@ class RunGroup:
         shade = self.color if color is None else color
         if len(found) == 1:
             return ChartLine(
-                name, *thinned(*found[0], self.points), shade, dash, group=self.color, kind=label, until=until
+                name, *thin(*found[0], self.points), shade, dash, group=self.color, kind=label, until=until
             )
         x, mean, low, high = band(found, self.points)
         return ChartLine(name, x, mean, shade, dash, low, high, self.color, label, until)
@@ -122,7 +122,7 @@ def finite(run: Run, name: str) -> tuple[list[float], list[float]] | None:
 
 def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
     """Open runs, raise for damaged ones, and group those that differ only in their seed."""
-    opened = _opened(runs)
+    opened = _open_runs(runs)
     if not opened:
         raise InputValueError("no runs are given, expected at least one")
     for run in opened:
@@ -141,13 +141,13 @@ def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
     ]
 
 
-def _opened(runs: Any) -> list[Run]:
+def _open_runs(runs: Any) -> list[Run]:
     if isinstance(runs, Run):
         return [runs]
     if isinstance(runs, str | os.PathLike):
         return [open_run(runs)]
     if isinstance(runs, Sequence):
-        return [run for part in runs for run in _opened(part)]
+        return [run for part in runs for run in _open_runs(part)]
     raise InputTypeError(f"runs are {type(runs).__name__}, expected a Run, its path, or several of them")
 
 
@@ -190,6 +190,6 @@ def band(
     """
     begin, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     places = sorted({p for x, _ in curves for p in x if begin <= p <= end})
-    places, _ = thinned(places, places, points)
+    places, _ = thin(places, places, points)
     values = numpy.array([numpy.interp(numpy.log1p(places), numpy.log1p(x), y) for x, y in curves])
     return places, values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()

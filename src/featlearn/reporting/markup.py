@@ -34,7 +34,7 @@ def tag(name: str, /, *content: str, **attributes: object) -> Html:
     return Html(f"<{name}{given}>" if name in _VOID else f"<{name}{given}>{''.join(content)}</{name}>")
 
 
-def joined(*parts: str) -> Html:
+def join_parts(*parts: str) -> Html:
     """Join the parts that are not empty."""
     return Html("\n".join(part for part in parts if part))
 

@@ -7,7 +7,7 @@ import numpy
 import torch
 
 from featlearn.diagnosis.findings import Findings
-from featlearn.reporting.content_blocks import Chart, ChartLine, MatrixSequence, Picture, Section, thinned
+from featlearn.reporting.content_blocks import Chart, ChartLine, MatrixSequence, Picture, Section, thin
 from featlearn.reporting.groups import RunGroup
 
 SIDE = 64
@@ -94,7 +94,7 @@ def _ranked(group: RunGroup, found: Mapping[int, numpy.ndarray | None]) -> list[
     lines = []
     for dash, step in enumerate([last] if first == last else [last, first]):  # solid: the last step
         kind = f"step {step}" if group.alone else "last step" if step == last else "first step"
-        places, shown = thinned(range(1, len(known[step]) + 1), known[step].tolist(), group.points)
+        places, shown = thin(range(1, len(known[step]) + 1), known[step].tolist(), group.points)
         kept = [int(place) - 1 for place in places]
         frames = [
             (float(at), values[kept].tolist())

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.reporting.content_blocks import ChartLine, thinned
+from featlearn.reporting.content_blocks import ChartLine, thin
 
 COLORS = 4
 """Index of the first theory's color; lower ones belong to the lines of a run."""
@@ -55,5 +55,5 @@ def _curves(label: Any, prediction: Any, time_scale: float) -> dict[str, tuple[l
     found = {}
     for name, values in curves().items():
         pairs = [(s, float(v)) for s, v in zip(steps, values, strict=True) if math.isfinite(s + float(v)) and s >= 0]
-        found[str(name)] = thinned([s for s, _ in pairs], [v for _, v in pairs], POINTS)
+        found[str(name)] = thin([s for s, _ in pairs], [v for _, v in pairs], POINTS)
     return found

@@ -223,7 +223,7 @@ def _cards(run_groups: Sequence[RunGroup]) -> tuple[str, str, Html]:
     cards = [
         tag(
             "details",
-            tag("summary", swatch(group.color), tag("h3", text(_counted(group))), chip(group.diagnosis.regime)),
+            tag("summary", swatch(group.color), tag("h3", text(_run_label(group))), chip(group.diagnosis.regime)),
             _card(group),
             tag("h4", _STEER),
             _steering(group),
@@ -264,7 +264,7 @@ def _legend(run_groups: Sequence[RunGroup]) -> Html:
         tag(
             "button",
             swatch(group.color),
-            text(_counted(group)),
+            text(_run_label(group)),
             type="button",
             aria_pressed="true",
             data_run=group.color,
@@ -280,5 +280,5 @@ def _legend(run_groups: Sequence[RunGroup]) -> Html:
     )
 
 
-def _counted(group: RunGroup) -> str:
+def _run_label(group: RunGroup) -> str:
     return f"{group.label} ({len(group.runs)} seeds)" if len(group.runs) > 1 else group.label

@@ -111,7 +111,7 @@ def _chart(one: Chart) -> Html:
     body = [[written(x), *map(_cell, cells)] for x, cells in one.rows()]
     return _figure(
         one,
-        tag("div", class_="chart", id=f"chart-{one.key}", role="img", aria_label=_said(one)),
+        tag("div", class_="chart", id=f"chart-{one.key}", role="img", aria_label=_chart_text(one)),
         tag("p", class_="readout", aria_hidden="true"),
         *_legend(one),
         tag("ul", *spans, *marks, class_="marks") if marks or spans else "",
@@ -171,7 +171,7 @@ def _cell(values: tuple[float, float, float]) -> str:
     return f"{written(y)} ({written(low)} to {written(high)})" if math.isfinite(low) else written(y)
 
 
-def _said(one: Chart) -> str:
+def _chart_text(one: Chart) -> str:
     """Text alternative of a chart."""
     ends = []
     for line in one.lines[:8]:
@@ -199,7 +199,7 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
         if line.frames:
             entry["frames"] = {
                 "steps": [step for step, _ in line.frames],
-                "values": floats(_aligned(line, [x for x, _ in rows])),
+                "values": floats(_frames_at(line, [x for x, _ in rows])),
             }
         if line.low is not None:
             entry["low"] = [number(cells[i][1]) for _, cells in rows]
@@ -222,7 +222,7 @@ def _chart_numbers(one: Chart) -> dict[str, Any]:
     }
 
 
-def _aligned(line: ChartLine, places: Sequence[float]) -> numpy.ndarray:
+def _frames_at(line: ChartLine, places: Sequence[float]) -> numpy.ndarray:
     """(frames, places) of a line that moves; nan where it has no value."""
     known = [dict(zip(line.x, values, strict=True)) for _, values in line.frames]
     return numpy.array([[values.get(place, math.nan) for place in places] for values in known])
@@ -268,7 +268,7 @@ def _canvases(one: MatrixSequence, sequence: int, pictures: Sequence[Picture]) -
             tag(
                 "canvas",
                 role="img",
-                aria_label=_pictured(one, picture),
+                aria_label=_picture_text(one, picture),
                 data_sequence=sequence,
                 data_moves=moves,
                 width=len(picture.values[0]),
@@ -290,7 +290,7 @@ def _axis_names(one: MatrixSequence, picture: Picture, axis: Literal["rows", "co
     return tag("div", name, tag("div", *indices, class_="indices"), class_=axis, aria_hidden="true")
 
 
-def _pictured(one: MatrixSequence, picture: Picture) -> str:
+def _picture_text(one: MatrixSequence, picture: Picture) -> str:
     facts = "".join(f", {name} {written(value)}" for name, value in picture.facts.items())
     return f"{one.title} at {picture.label}: {_range(picture)}{facts}. Rows: {one.rows}; columns: {one.columns}."
 
@@ -348,7 +348,7 @@ def _picture(one: MatrixSequence, picture: Picture) -> dict[str, Any]:
         "high": number(high),
         "values": floats(picture.values),
         "range": _range(picture),
-        "label": _pictured(one, picture),
+        "label": _picture_text(one, picture),
     }
 
 

@@ -61,7 +61,7 @@ class Cells:
     @property
     def words(self) -> list[str]:
         """The words that occur, regimes first."""
-        return ordered(value for value in self.values.flat if value is not None)
+        return sort_words(value for value in self.values.flat if value is not None)
 
 
 REGIMES = ("lazy", "mixed", "lazy then rich", "rich", "cannot tell")
@@ -69,7 +69,7 @@ TIE = " / "
 """Between words that are equally frequent."""
 
 
-def ordered(words: Iterable[str]) -> list[str]:
+def sort_words(words: Iterable[str]) -> list[str]:
     """Each once: regimes from lazy to rich, then other words by the alphabet."""
     found = set(words)
     return [*(word for word in REGIMES if word in found), *sorted(found - set(REGIMES))]
@@ -130,7 +130,7 @@ def _fill(made: Cells, place: tuple[int, int], values: Sequence[Any], status: Se
     if words:
         counts = Counter(words)
         most = max(counts.values())
-        made.values[place] = TIE.join(ordered([word for word, count in counts.items() if count == most]))
+        made.values[place] = TIE.join(sort_words([word for word, count in counts.items() if count == most]))
         made.spread[place] = 1 - most / len(words)
 
 

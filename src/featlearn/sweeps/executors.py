@@ -29,7 +29,7 @@ class Executor(Protocol):
 
 
 @contextmanager
-def submitted(
+def submit_all(
     calls: Mapping[Key, tuple[Callable[..., Any], *tuple[Any, ...]]], executor: Executor
 ) -> Iterator[Iterator[tuple[Key, Exception | None]]]:
     """Submit all calls, and iterate over (key, error or None) as they end. At exit, cancel those that are pending."""
@@ -80,7 +80,7 @@ class DaskExecutor:
 @contextmanager
 def dask_executor(address: str) -> Iterator[DaskExecutor]:
     """The scheduler at an address, as tcp://host:8786; `local` starts a worker of one thread on each core."""
-    distributed = _imported("distributed", "dask")
+    distributed = _import_extra("distributed", "dask")
     if address == LOCAL:
         dask = import_module("dask")
         # A worker gets a job when it is free: one that waits at a worker that is killed would count as its job.
@@ -113,7 +113,7 @@ def slurm_executor(settings: str, folder: Path) -> Executor:
     sbatch as submitit has them (partition, account, constraint, qos ...). `cluster=local` runs them on this machine.
     A job that is killed fails, and submitit says so; it is not begun again.
     """
-    submitit = _imported("submitit", "slurm")
+    submitit = _import_extra("submitit", "slurm")
     given = slurm_settings(settings)
     cluster = given.pop("cluster", "slurm")
     shared = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")
@@ -144,7 +144,7 @@ def slurm_settings(settings: str) -> dict[str, Any]:
     return found
 
 
-def _imported(module: str, extra: str) -> Any:
+def _import_extra(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:

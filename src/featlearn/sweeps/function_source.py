@@ -44,7 +44,7 @@ def statement_text(node: ast.stmt | ast.Module) -> str:
     for inner in ast.walk(node):
         if isinstance(inner, ast.FunctionDef | ast.ClassDef | ast.Module):
             inner.body = [statement for statement in inner.body if not _is_string(statement)] or [ast.Pass()]
-    return _dumped(node)
+    return _dump(node)
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
@@ -60,13 +60,13 @@ def _names(node: ast.stmt) -> Iterator[str]:
         yield from (inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name))
 
 
-def _dumped(thing: Any) -> str:
+def _dump(thing: Any) -> str:
     """Return `ast.dump` without empty fields, in which versions of Python differ."""
     if isinstance(thing, list):
-        return f"[{', '.join(map(_dumped, thing))}]"
+        return f"[{', '.join(map(_dump, thing))}]"
     if not isinstance(thing, ast.AST):
         return repr(thing)
-    fields = (f"{name}={_dumped(value)}" for name, value in ast.iter_fields(thing) if value is not None and value != [])
+    fields = (f"{name}={_dump(value)}" for name, value in ast.iter_fields(thing) if value is not None and value != [])
     return f"{type(thing).__name__}({', '.join(fields)})"
 
 

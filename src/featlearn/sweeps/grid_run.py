@@ -10,7 +10,7 @@ from typing import Any, Literal
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError, WorkerStartError
 from featlearn.record.atomic import PART
 from featlearn.signatures import name_keywords
-from featlearn.sweeps.executors import Executor, submitted
+from featlearn.sweeps.executors import Executor, submit_all
 from featlearn.sweeps.folder import LOCK, MANIFEST, Outcome, SweepFolder, alone, forget, remove_sweep, write_outcome
 from featlearn.sweeps.function import SweptFunction, check_importable, swept_function
 from featlearn.sweeps.grid import Grid, Point, points_of, seeds_of
@@ -120,7 +120,7 @@ def run_sweep(
         raise InputTypeError(f"executor is {type(executor).__name__}, expected an object with submit(function, *args)")
     pool = None if executor is not None else ProcessPool(min(available_cores(), len(points) * len(seeds)))
     try:
-        folder = _begun(function, points, seeds, out, resume=resume, overwrite=overwrite)
+        folder = _begin_sweep(function, points, seeds, out, resume=resume, overwrite=overwrite)
         tasks = [(point, seed) for point in points for seed in seeds]
         for point, seed in tasks:
             before_now = folder.outcome(point, seed)
@@ -137,7 +137,7 @@ def run_sweep(
     return Sweep(out, [(point, list(seeds)) for point in points])
 
 
-def _begun(
+def _begin_sweep(
     function: SweptFunction, points: Sequence[Point], seeds: Sequence[int], out: Path, *, resume: bool, overwrite: bool
 ) -> SweepFolder:
     """The folder, new or of the same function, in which the points are noted."""
@@ -186,7 +186,7 @@ def _run(
     calls = {
         number: (run_seed, function, path, dict(point.settings), seed) for number, (point, seed) in enumerate(tasks)
     }
-    with submitted(calls, executor) as results:
+    with submit_all(calls, executor) as results:
         for number, error in results:
             point, seed = tasks[number]
             if isinstance(error, WorkerStartError):

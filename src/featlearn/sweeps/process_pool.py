@@ -57,7 +57,7 @@ class ProcessPool:
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> "Future[Any]":
         """Call an importable function in a worker."""
-        return self._threads.submit(self._called, function, args)
+        return self._threads.submit(self._call, function, args)
 
     def close(self) -> None:
         """Wait for all jobs, and end the workers."""
@@ -86,7 +86,7 @@ class ProcessPool:
         for worker in list(self._workers):
             self._drop(worker)
 
-    def _called(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         for _ in range(ATTEMPTS):
             if self._stopped:
                 break
@@ -104,13 +104,13 @@ class ProcessPool:
         """The worker of this thread, started where there is none."""
         found: _Worker | None = getattr(self._own, "worker", None)
         if found is None or found not in self._workers:
-            found = self._own.worker = self._started()
+            found = self._own.worker = self._start_worker()
             self._workers.add(found)
             if self._stopped:  # meanwhile: nobody else would end it
                 self._drop(found)
         return found
 
-    def _started(self) -> _Worker:
+    def _start_worker(self) -> _Worker:
         executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin)
         try:
             with _ENVIRONMENT, _one_thread():  # read when the process starts, before a library loads

@@ -17,7 +17,7 @@ from featlearn.network.isolation import random_state_kept
 from featlearn.signatures import name_keywords
 from featlearn.widths.deviations import Runs, Weight, attention_of, layers_of, phase_of, problems_of, weights_of
 from featlearn.widths.fits import power
-from featlearn.widths.passes import called
+from featlearn.widths.passes import call_model
 from featlearn.widths.scaling import WidthCheck
 from featlearn.widths.schemes import MATRICES, Update, nearest
 from featlearn.widths.size_runs import WidthSizes, trained_sizes
@@ -221,7 +221,7 @@ def _update_kind(
         before = [p.detach().clone() for p in model.parameters()]
         with _explained(width):
             made.zero_grad()
-            value = loss(called(model, x), y)
+            value = loss(call_model(model, x), y)
             if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
                 raise InputValueError("the loss gives no differentiable number, expected a tensor of one number")
             (factor * value).backward()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featlearn.linalg.estimate import Estimate
 from featlearn.theory.phases import Phase
-from featlearn.widths.fits import UNKNOWN, combined, power
+from featlearn.widths.fits import UNKNOWN, power, product_power
 from featlearn.widths.scaling import LayerScaling, Problem
 from featlearn.widths.schemes import MATRICES, TOLERANCE, Match, Update, WeightPowers, expected_gain, off
 from featlearn.widths.size_runs import WidthSizes
@@ -57,17 +57,17 @@ def weights_of(runs: Runs, widths: Sequence[int], update: Update) -> dict[str, W
         # multipliers come in powers of 1/2: what is nearer to none is noise
         behind = (float(abs(float(power(size("multiplier"), widths))) > STABLE), size("multiplier"))
         entry = -float(kind in MATRICES), size("entry")
-        gain = combined([(1.0, size("gain")), behind], widths)
+        gain = product_power([(1.0, size("gain")), behind], widths)
         error = (-1.0, size("output_gradient"))
         response, gradient = (1.0, size("response")), (1.0, size("gradient"))
         if update == "proportional":  # to the gradient, and to the error
-            rate = combined([response, behind, behind, entry, entry], widths)
-            effect = combined([response, gradient, behind, error], widths)
-            descent = combined([response, gradient, gradient, (1.0, size("count")), error, error], widths)
+            rate = product_power([response, behind, behind, entry, entry], widths)
+            effect = product_power([response, gradient, behind, error], widths)
+            descent = product_power([response, gradient, gradient, (1.0, size("count")), error, error], widths)
         else:
-            rate = combined([response, behind, entry], widths)
-            effect = combined([(1.0, size("effect")), behind], widths)
-            descent = combined([(1.0, size("descent")), error], widths)
+            rate = product_power([response, behind, entry], widths)
+            effect = product_power([(1.0, size("effect")), behind], widths)
+            descent = product_power([(1.0, size("descent")), error], widths)
         tied = name in last.tied
         powers = WeightPowers(
             name,

@@ -32,7 +32,7 @@ def power(values: Tensor, widths: Sequence[int]) -> Estimate:
     return Estimate(slope, error, values.shape[1])
 
 
-def combined(parts: Sequence[tuple[float, Tensor]], widths: Sequence[int]) -> Estimate:
+def product_power(parts: Sequence[tuple[float, Tensor]], widths: Sequence[int]) -> Estimate:
     """The power of a product of sizes, each to a factor: fitted as one, so that seeds they share cancel."""
     total = sum((factor * values.double().log() for factor, values in parts), torch.zeros(()))
     return power(torch.as_tensor(total).exp(), widths)

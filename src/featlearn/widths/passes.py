@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from featlearn.network.inputs import Inputs, map_tensors, read_output
 
 
-def called(model: nn.Module, x: Inputs) -> Tensor:
+def call_model(model: nn.Module, x: Inputs) -> Tensor:
     """The output of a network, or its logits."""
     x = map_tensors(x, lambda tensor: tensor.detach().clone())
     raw = model(*x) if isinstance(x, tuple) else model(**x) if isinstance(x, Mapping) else model(x)

@@ -103,7 +103,7 @@ class WidthCheck:
         near = f"; the nearest is {self.nearest}" if self.scheme == "other" else ""
         head = f"scheme: {self.scheme}, {WORDS[self.scheme]}{near}"
         lines = [head, f"phase: {self.phase.value}: {PHASES[self.phase]}"]
-        lines += [f"problems: {len(self.problems) or 'none'}", *(f"  - {line}" for line in _grouped(self.problems))]
+        lines += [f"problems: {len(self.problems) or 'none'}", *(f"  - {line}" for line in _group_lines(self.problems))]
         lines += ["powers of the width, with standard errors:", *_table(self.layers)]
         told = ", ".join(f"{name.replace('_', ' ')} {signed(one)}" for name, one in self.network.items())
         lines.append(f"  network: {told}")
@@ -117,7 +117,7 @@ class WidthCheck:
         lines.append(
             f"({shown}; {self.seeds} seed{'s' * (self.seeds != 1)}, {self.steps} steps, updates {self.update})"
         )
-        return "\n".join(_wrapped(line) for line in lines)
+        return "\n".join(_wrap(line) for line in lines)
 
     def plot(self) -> Any:
         """Sizes over the width, one panel a layer, with fitted lines and their powers; returns the figure."""
@@ -179,7 +179,7 @@ def signed(power: Estimate) -> str:
     return told if math.isnan(error) else f"{told} ± {error:.2f}"
 
 
-def _grouped(problems: tuple[Problem, ...]) -> list[str]:
+def _group_lines(problems: tuple[Problem, ...]) -> list[str]:
     """One line for problems of many layers that are the same."""
     groups: dict[tuple[str, float, str], list[Problem]] = {}
     for one in problems:
@@ -206,7 +206,7 @@ def _table(layers: Mapping[str, LayerScaling]) -> list[str]:
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, size, strict=True)).rstrip() for row in rows]
 
 
-def _wrapped(line: str) -> str:
+def _wrap(line: str) -> str:
     """Long sentences within 100 columns; tables as they are."""
     if "  " in line.strip():
         return line

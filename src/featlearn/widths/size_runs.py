@@ -13,7 +13,7 @@ from featlearn.losses import LossFunction
 from featlearn.network.inputs import Inputs, batch_size, map_tensors
 from featlearn.widths.attention import MASKED, Logits, attention_noted
 from featlearn.widths.observation import LayerCall, observed, output_with, random_response, real_tensor
-from featlearn.widths.passes import called, evaluating
+from featlearn.widths.passes import call_model, evaluating
 
 KERNEL_SAMPLES = 6
 
@@ -49,7 +49,7 @@ def tangent_kernel(model: nn.Module, x: Inputs, rates: dict[str, float]) -> Tens
     parameters = [p for p, _ in unique.values()]
     roots = [rate**0.5 for _, rate in unique.values()]
     with evaluating(model), torch.enable_grad():
-        output = called(model, _few(x))
+        output = call_model(model, _few(x))
         direction = torch.randn(output.shape[1:], generator=torch.Generator().manual_seed(0)).to(output)
         rows = []
         for one in output:
@@ -103,7 +103,7 @@ def trained_sizes(
     rates = _rates(optimizer, names) if proportional else dict.fromkeys(names, 1.0)
     first = _probed(model, x)
     sizes.shapes = {name: tuple(p.shape) for name, p in names.items()}
-    sizes.owners = {name: _owner(name, first.called) for name in names}
+    sizes.owners = {name: _owner(name, first.called_modules) for name in names}
     counts: dict[int, int] = {}
     for p in names.values():
         counts[id(p)] = counts.get(id(p), 0) + 1
@@ -147,7 +147,7 @@ class _EvalPass:
     outputs: dict[str, Tensor]
     entries: dict[str, Tensor | None]
     logits: dict[str, Logits]
-    called: set[str]
+    called_modules: set[str]
 
 
 def _probed(model: nn.Module, x: Inputs) -> _EvalPass:
@@ -170,17 +170,17 @@ def _probed(model: nn.Module, x: Inputs) -> _EvalPass:
     try:
         # with gradients, for torch to take the same path as in training
         with evaluating(model), torch.enable_grad(), attention_noted(model) as logits:
-            output = called(model, x).detach()
+            output = call_model(model, x).detach()
     finally:
         for handle in handles:
             handle.remove()
     return _EvalPass(output, outputs, entries, logits, set(outputs))
 
 
-def _owner(parameter: str, called: set[str]) -> str:
-    """The innermost module around a parameter that is called."""
+def _owner(parameter: str, called_modules: set[str]) -> str:
+    """Return the innermost called module around a parameter."""
     name = parameter.rpartition(".")[0]
-    while name and name not in called:
+    while name and name not in called_modules:
         name = name.rpartition(".")[0]
     return name
 
@@ -201,7 +201,7 @@ def _step(
     optimizer.zero_grad()
     layers = list(dict.fromkeys(sizes.owners[name] for name in waiting))
     with observed(model, layers) as seen:
-        output = called(model, x)
+        output = call_model(model, x)
     finish = seen.link(output)
     value = loss(output, y)
     value.backward()

@@ -6,7 +6,7 @@ from typing import Literal, Unpack
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.dataset_files import Root, damaged, locate
+from featlearn.data.dataset_files import Root, damage, locate
 from featlearn.data.draws import checked_count
 from featlearn.data.labeled import Labeled
 from featlearn.data.selection import ImageOptions, Selection, labeled_images
@@ -71,7 +71,7 @@ def _attribute(path: Path, attribute: str) -> tuple[list[str], NDArray[numpy.int
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     columns = lines[1].split() if len(lines) > 1 else []
     if len(lines) < 3 or not lines[0].strip().isdecimal() or len(lines[0]) > 12 or not columns:
-        raise damaged(path, f"begins with {lines[0][:40]!r}", "a count and the names of the attributes")
+        raise damage(path, f"begins with {lines[0][:40]!r}", "a count and the names of the attributes")
     if attribute not in columns:
         raise InputValueError(
             f"attribute={attribute!r}, expected one of {', '.join(columns)}{did_you_mean(attribute, columns)}"
@@ -82,7 +82,7 @@ def _attribute(path: Path, attribute: str) -> tuple[list[str], NDArray[numpy.int
         len(row) == 1 + len(columns) and row[position] in ("1", "-1") and _is_bare_name(row[0]) for row in rows
     )
     if not complete or len(rows) != int(lines[0]):
-        raise damaged(
+        raise damage(
             path, f"has {len(rows)} rows", f"{int(lines[0])}, each a file name and {len(columns)} times 1 or -1"
         )
     return [row[0] for row in rows], numpy.array([row[position] == "1" for row in rows], dtype=numpy.int64)
@@ -92,7 +92,7 @@ def _partition(path: Path, names: list[str]) -> NDArray[numpy.int64]:
     """Return 0, 1 or 2 for each picture."""
     rows = [line.split() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     if any(len(row) != 2 or row[1] not in ("0", "1", "2") for row in rows) or [row[0] for row in rows] != names:
-        raise damaged(path, f"has {len(rows)} rows", f"{len(names)}, the file names of the attributes with 0, 1 or 2")
+        raise damage(path, f"has {len(rows)} rows", f"{len(names)}, the file names of the attributes with 0, 1 or 2")
     return numpy.array([int(row[1]) for row in rows], dtype=numpy.int64)
 
 

@@ -6,7 +6,7 @@ from typing import Literal, Unpack
 
 import numpy
 
-from featlearn.data.dataset_files import Root, checked_root, damaged, raise_missing
+from featlearn.data.dataset_files import Root, checked_root, damage, raise_missing
 from featlearn.data.draws import checked_count
 from featlearn.data.labeled import Labeled
 from featlearn.data.selection import ImageOptions, Selection, labeled_images
@@ -83,15 +83,15 @@ def _pictures(path: Path, split: str, root: Root) -> list[tuple[Path, int]]:
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
             rows = [(row.get("Filename"), row.get("ClassId")) for row in csv.DictReader(file, delimiter=";")]
     except csv.Error as error:
-        raise damaged(path, f"cannot be read ({error})", "Filename;...;ClassId, one row per picture") from error
+        raise damage(path, f"cannot be read ({error})", "Filename;...;ClassId, one row per picture") from error
     pictures: list[tuple[Path, int]] = []
     for name, label in rows:
         # a bare name, so that a list cannot name files elsewhere
         is_bare = name is not None and name == Path(name).name and name not in ("", "..")
         is_class = label is not None and label in map(str, range(_CLASSES))
         if name is None or label is None or not is_bare or not is_class:
-            raise damaged(path, f"has the row {len(pictures) + 2}: {name!r}, {label!r}", "Filename;...;ClassId")
+            raise damage(path, f"has the row {len(pictures) + 2}: {name!r}, {label!r}", "Filename;...;ClassId")
         pictures.append((folder / name, int(label)))
     if not pictures:
-        raise damaged(path, "names no picture", "Filename;...;ClassId, one row per picture")
+        raise damage(path, "names no picture", "Filename;...;ClassId, one row per picture")
     return pictures

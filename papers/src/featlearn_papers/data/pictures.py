@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.dataset_files import damaged, raise_missing
+from featlearn.data.dataset_files import damage, raise_missing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,7 +47,7 @@ def _picture(path: Path, kind: str, size: int, crop: bool) -> NDArray[numpy.uint
                 raise ValueError(f"{width} x {height} pixels")
             colored = image.convert("RGB")
     except Exception as error:  # a damaged picture raises any error
-        raise damaged(path, f"cannot be read ({error})", f"a picture in the format {kind}") from error
+        raise damage(path, f"cannot be read ({error})", f"a picture in the format {kind}") from error
     if crop:
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2

@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from featlearn.data.dataset_files import Root, damaged, locate
+from featlearn.data.dataset_files import Root, damage, locate
 from featlearn.data.draws import checked_count, checked_generator
 from featlearn.errors import InputValueError
 
@@ -66,11 +66,11 @@ def shakespeare(root: Root = None, split: Literal["train", "test", "all"] = "tra
         raise InputValueError(f"split is {split!r}, expected 'train', 'test' or 'all'")
     path = locate(root, _FOLDERS, ("input.txt",), "shakespeare")
     if not 0 < path.stat().st_size <= _MAX_BYTES:
-        raise damaged(path, f"has {path.stat().st_size} bytes", "a text of about a million")
+        raise damage(path, f"has {path.stat().st_size} bytes", "a text of about a million")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise damaged(path, f"is not text ({error})", "characters in UTF-8") from error
+        raise damage(path, f"is not text ({error})", "characters in UTF-8") from error
     codes = numpy.frombuffer(text.encode("utf-32-le"), dtype=numpy.uint32)
     characters, tokens = numpy.unique(codes, return_inverse=True)
     cut = int(_TRAIN * len(tokens))

@@ -4,7 +4,7 @@ from typing import Literal, Unpack
 
 import numpy
 
-from featlearn.data.dataset_files import Root, damaged, locate
+from featlearn.data.dataset_files import Root, damage, locate
 from featlearn.data.draws import checked_count
 from featlearn.data.labeled import Labeled
 from featlearn.data.selection import ImageOptions, Selection, labeled_images
@@ -49,9 +49,9 @@ def stl10(
     labels = numpy.fromfile(labels_path, numpy.uint8)
     stored = images_path.stat().st_size
     if not len(labels) or stored != len(labels) * _PIXELS:
-        raise damaged(images_path, f"has {stored} bytes", f"{len(labels)} images, one per label, of {_PIXELS}")
+        raise damage(images_path, f"has {stored} bytes", f"{len(labels)} images, one per label, of {_PIXELS}")
     if not 1 <= labels.min() <= labels.max() <= 10:
-        raise damaged(labels_path, f"has labels from {labels.min()} to {labels.max()}", "1 to 10")
+        raise damage(labels_path, f"has labels from {labels.min()} to {labels.max()}", "1 to 10")
     rows, new_labels, classes = selection.rows(labels.astype(numpy.int64) - 1, 10, f"stl10 {split}")
     # the file stores each channel column by column
     stored_images = numpy.memmap(images_path, numpy.uint8, "r", shape=(len(labels), 3, _SIDE, _SIDE))

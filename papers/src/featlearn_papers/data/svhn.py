@@ -7,7 +7,7 @@ from typing import Any, Literal, Unpack
 import numpy
 from numpy.typing import NDArray
 
-from featlearn.data.dataset_files import Root, damaged, locate
+from featlearn.data.dataset_files import Root, damage, locate
 from featlearn.data.labeled import Labeled
 from featlearn.data.selection import Channels, ImageOptions, Selection, labeled_images
 from featlearn.errors import InputValueError
@@ -47,7 +47,7 @@ def svhn(
     path = locate(root, _FOLDERS, (f"{split}_32x32.mat",), "svhn")
     images, labels = _variables(path)
     if not 1 <= labels.min() <= labels.max() <= 10:
-        raise damaged(path, f"has labels from {labels.min()} to {labels.max()}", "1 to 10")
+        raise damage(path, f"has labels from {labels.min()} to {labels.max()}", "1 to 10")
     rows, new_labels, classes = selection.rows(labels.astype(numpy.int64) % 10, 10, f"svhn {split}")
     pixels = images[..., rows].transpose(3, 2, 0, 1)  # (height, width, channel, sample) in the file
     return labeled_images(pixels, new_labels, classes, "svhn", selection, _CHANNELS)
@@ -65,15 +65,15 @@ def _variables(path: Path) -> tuple[NDArray[numpy.uint8], NDArray[Any]]:
         count = shape[3] if len(shape) == 4 else 0
         as_expected = kind == "uint8" and shape[:3] == (32, 32, 3) and tuple(labels_shape) == (count, 1)
         if not as_expected or not 0 < count <= _MAX_IMAGES or math.prod(shape) > _MAX_COMPRESSION * path.stat().st_size:
-            raise damaged(path, f"states X {tuple(shape)} of {kind} and y {tuple(labels_shape)}", expected)
+            raise damage(path, f"states X {tuple(shape)} of {kind} and y {tuple(labels_shape)}", expected)
         content = loadmat(path, variable_names=["X", "y"])
     except InputValueError:
         raise
     except Exception as error:  # a damaged file raises any error
-        raise damaged(path, f"cannot be read ({type(error).__name__}: {error})", expected) from error
+        raise damage(path, f"cannot be read ({type(error).__name__}: {error})", expected) from error
     images, labels = content["X"], content["y"]
     if images.dtype != numpy.uint8 or images.shape != tuple(shape) or labels.shape != (count, 1):
-        raise damaged(path, f"holds X {images.shape} of {images.dtype} and y {labels.shape}", expected)
+        raise damage(path, f"holds X {images.shape} of {images.dtype} and y {labels.shape}", expected)
     if labels.dtype.kind not in "iuf" or (labels % 1).any():
-        raise damaged(path, f"has y of {labels.dtype}", "whole numbers")
+        raise damage(path, f"has y of {labels.dtype}", "whole numbers")
     return images, labels[:, 0]

@@ -9,7 +9,7 @@ from tempfile import gettempprefix
 from typing import Any
 
 from featlearn.errors import FeatlearnError, InputValueError, WorkerKilledError
-from featlearn.sweeps.executors import Executor, submitted
+from featlearn.sweeps.executors import Executor, submit_all
 from featlearn.sweeps.process_pool import ProcessPool
 from featlearn_papers.frame.context import STOOD_IN, Context
 from featlearn_papers.frame.experiment import AnyExperiment
@@ -73,7 +73,7 @@ def execute(
 
 def run_apart(tasks: Sequence[Task], executor: Executor) -> dict[Path, Exception]:
     """Run seeds on an executor. Return the errors of those that left no numbers."""
-    with submitted({task[3]: (_run, *task) for task in tasks}, executor) as results:
+    with submit_all({task[3]: (_run, *task) for task in tasks}, executor) as results:
         return {
             place: error or FeatlearnError("it ended without numbers")
             for place, error in results

@@ -73,7 +73,7 @@ class LiveRuns:
         written = [(key, *_size_and_time(self.path / key)) for key in keys]
         if written == self._reported or not keys:
             return None
-        attempts = {key: _attempt(_diagnosed, self.path / key) for key in keys}
+        attempts = {key: _attempt(_open_and_diagnose, self.path / key) for key in keys}
         runs = [run for run, _ in attempts.values() if run is not None]
         content, error = _attempt(report_content, runs) if runs else (None, "")
         self._reported, self._reported_finished = written, finished
@@ -144,7 +144,7 @@ def _attempt(act: Callable[[Any], Any], argument: Any) -> tuple[Any, str]:
         return None, f"{argument} cannot be shown: {type(error).__name__}: {error}"[:600]
 
 
-def _diagnosed(path: Path) -> Run | None:
+def _open_and_diagnose(path: Path) -> Run | None:
     """Open and diagnose a run, so that errors name it. None if it holds no measurement."""
     from featlearn.reporting.content_blocks import POINTS
     from featlearn.reporting.groups import groups
