@@ -76,7 +76,7 @@ class RepeatedPass(TrackedPass):
     def holds(self, outputs: Tensor) -> bool:
         """Return whether all calls were those of the proved pass."""
         is_complete = self._is_same and self._made == len(self._proved.calls)
-        return is_complete and self._fits(self._proved.outputs, self.describe(outputs))
+        return is_complete and self._fits(self._proved.outputs, outputs)
 
     def follow(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compare a call that was made with the next one that is expected."""
@@ -96,29 +96,30 @@ class RepeatedPass(TrackedPass):
     def _repeats(self, call: RecordedCall, args: Any, kwargs: Any, result: Any) -> bool:
         sized = call.function in _SIZED
         resized = self._resized if sized or call.function in _ELEMENTWISE else None
-        return self._fits(call.arguments, self.describe((args, kwargs)), sized, resized) and self._accept(
+        return self._fits(call.arguments, (args, kwargs), sized, resized) and self._accept(
             call.result, result, self._resized if sized else None
         )
 
     def _fits(
-        self, expected: Description, actual: Description, sized: bool = False, resized: tuple[int, int] | None = None
+        self, expected: Description, actual: Any, sized: bool = False, resized: tuple[int, int] | None = None
     ) -> bool:
         """Return whether arguments are the expected ones. `sized`: numbers may differ. `resized`: see `Constant`."""
         kind = type(expected)
-        if kind is not type(actual):
-            return False
-        if kind is dict:
-            if expected.keys() != actual.keys():
+        if kind is Sampled or kind is Constant:
+            value = self.value(actual) if type(actual) in PLAIN else None
+            if value is None or value.number != (expected.number if kind is Sampled else UNTOUCHED):
                 return False
-            expected, actual, kind = [*expected.values()], [actual[key] for key in expected], list
-        if kind is list:
-            pairs = zip(expected, actual)  # noqa: B905 (equally long)
-            return len(expected) == len(actual) and all(self._fits(a, b, sized, resized) for a, b in pairs)
-        if kind is Sampled:
-            return bool(expected.number == actual.number)
-        if kind is Constant:
-            return bool(expected.is_like(actual, resized))
-        return bool(expected == actual) or (sized and kind in (int, torch.Size))
+            return kind is Sampled or bool(expected.is_like(actual, resized))
+        if kind is dict:
+            if type(actual) is not dict or expected.keys() != actual.keys():
+                return False
+            expected, actual = [*expected.values()], [actual[key] for key in expected]
+        elif kind is not list:
+            return type(actual) is kind and bool(expected == actual or (sized and kind in (int, torch.Size)))
+        if not isinstance(actual, tuple | list) or len(expected) != len(actual):
+            return False
+        pairs = zip(expected, actual, strict=True)
+        return all(self._fits(part, one, sized, resized) for part, one in pairs)
 
     def _accept(self, expected: Description, made: Any, resized: tuple[int, int] | None) -> bool:
         """Return whether a result is the expected one but for the number of samples, and mark its tensors."""
@@ -129,7 +130,7 @@ class RepeatedPass(TrackedPass):
             self.mark(made, expected.number, [])
             return True
         if kind is Constant:
-            if type(made) not in PLAIN or not expected.is_like(Constant.of(made), resized):
+            if type(made) not in PLAIN or not expected.is_like(made, resized):
                 return False
             self.mark(made, UNTOUCHED, [])
             return True

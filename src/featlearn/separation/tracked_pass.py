@@ -49,21 +49,16 @@ class Constant(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> "Constant":
-        """Describe a tensor."""
-        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-    def is_like(self, other: "Constant", samples: tuple[int, int] | None) -> bool:
-        """Return whether another constant is the same. With `samples` it may be expanded to (before, now) samples."""
-        if other.dtype is not self.dtype or other.stride != self.stride:
+    def is_like(self, tensor: Tensor, samples: tuple[int, int] | None) -> bool:
+        """Return whether a tensor is the same. With `samples` it may be expanded to (before, now) samples."""
+        if tensor.dtype is not self.dtype or tensor.stride() != self.stride:
             return False
-        return other.shape == self.shape or (
+        return tensor.shape == self.shape or (
             samples is not None
-            and len(other.shape) == len(self.shape)
+            and len(tensor.shape) == len(self.shape)
             and all(
                 now == before or (step == 0 and (before, now) == samples)
-                for before, now, step in zip(self.shape, other.shape, self.stride, strict=True)
+                for before, now, step in zip(self.shape, tensor.shape, self.stride, strict=True)
             )
         )
 
@@ -98,8 +93,6 @@ class Sampled(NamedTuple):
 
 Description = Any
 """An argument or a result: tensors as `Constant` or `Sampled`, containers of such, everything else as it is."""
-UNKNOWN = object()
-"""What cannot be compared. It equals no argument of a proved pass."""
 
 
 class TrackedPass:
@@ -129,7 +122,7 @@ class TrackedPass:
         if isinstance(thing, Tensor):
             value = self.value(thing) if type(thing) in PLAIN else None
             if value is not None and value.number == UNTOUCHED:
-                return Constant.of(thing)
+                return Constant(tuple(thing.shape), thing.stride(), thing.dtype)
             if value is not None:
                 return Sampled(value.number, thing.dtype, tuple(thing.shape))
         elif isinstance(thing, _COMPARABLE) or (type(thing) is slice and _is_plain(thing)):
@@ -139,7 +132,7 @@ class TrackedPass:
         elif type(thing) is dict:
             return {key: self.describe(part) for key, part in thing.items()}
         self.is_comparable = False
-        return UNKNOWN
+        return None
 
     def describe_result(self, result: Any) -> Description:
         """Return a result in a form that can be compared. What is neither a tensor nor a number is left out."""
