@@ -151,6 +151,13 @@ def test_links_within_a_page_lead_to_headings(page: Path):
     assert set(ANCHOR.findall(text)) <= headings
 
 
+def test_files_that_how_it_works_names_are_there():
+    text = (TOP / "docs/concepts/how-it-works.md").read_text()
+    named = re.findall(r"`((?:\w+/)*\w+\.py|\w+/)`", text)
+    assert len(named) >= 10
+    assert [name for name in named if not (TOP / "src/featlearn" / name).exists()] == []
+
+
 def test_the_readme_gives_its_two_commands_in_one_line_each():
     assert [match["name"] for match in COMMAND.finditer(README.read_text())] == ["main", "test"]
 

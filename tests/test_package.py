@@ -1,6 +1,7 @@
 import ast
 import importlib.metadata
 import inspect
+import operator
 import re
 import subprocess
 import sys
@@ -83,6 +84,22 @@ def test_the_types_of_a_signature_can_be_looked_up(name: str):
     elif inspect.isclass(found):
         assert typing.get_type_hints(found) is not None
         assert typing.get_type_hints(found.__init__) is not None
+
+
+def test_nothing_is_public_twice():
+    modules = [name for name in PUBLIC if inspect.ismodule(getattr(fl, name))]
+    names = [name for name in PUBLIC if name not in modules]
+    names += [f"{module}.{name}" for module in modules for name in getattr(fl, module).__all__]
+    places: dict[int, list[str]] = {}
+    for name in names:
+        thing = operator.attrgetter(name)(fl)
+        if not inspect.ismodule(thing):
+            places.setdefault(id(thing), []).append(name)
+    assert [names for names in places.values() if len(names) > 1] == []
+
+
+def test_every_theory_lists_its_names():
+    assert [name for name in fl.theory.__all__ if not getattr(fl.theory, name).__all__] == []
 
 
 def test_a_name_is_loaded_once():

@@ -11,7 +11,6 @@ __all__ = [
     "ChangedOutputsError",
     "CheckpointError",
     "CoupledSamplesError",
-    "FeatlearnError",
     "HeavyTailWarning",
     "InputTypeError",
     "InputValueError",

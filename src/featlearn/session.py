@@ -265,7 +265,7 @@ class Session:
 
     @name_keywords()
     def layer_balance(
-        self, rates: Mapping[str, float] | Optimizer | None = None, *, x: Inputs | None = None
+        self, *, x: Inputs | None = None, rates: Mapping[str, float] | Optimizer | None = None
     ) -> LayerPairs[LayerBalance]:
         """Compute what gradient flow conserves between consecutive layers: see `fl.quantities.layer_balance`."""
         return layer_balance_of(self._audited, self._inputs(x), rates)

@@ -223,7 +223,7 @@ def checked_rates(
     if not isinstance(verify, bool):
         raise InputTypeError(f"verify={verify!r}, expected True or False")
     if not isinstance(outputs, int | Directions):
-        output_directions(outputs, 1)  # probes would be drawn
+        output_directions(outputs, 1)  # directions would be drawn
     if optimizer is None:
         return {}
     unwrapped(audited.model)
