@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError
 from featlearn.monitoring import StepView
-from featlearn.monitoring import step_view as step_view_module
+from featlearn.monitoring import step_measurement as step_module
 from featlearn.monitoring.entry import watch
 from featlearn.monitoring.means import UserNumbers
 from featlearn.monitoring.watch import Watch
@@ -220,7 +220,7 @@ def test_kernels_between_outputs_are_kept_where_they_are_small_and_say_something
     outputs: int, every: int, found: set[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Of 9 samples 2 outputs at most; the last step is measured once whether or not it was due."""
-    monkeypatch.setattr(step_view_module, "LARGEST_FULL", 18 if found else 27)
+    monkeypatch.setattr(step_module, "LARGEST_FULL", 18 if found else 27)
     x, y = data(outputs=outputs)
     model = network(outputs)
     with watch(

@@ -22,8 +22,7 @@ from featlearn.monitoring import work
 from featlearn.monitoring.entry import watch
 from featlearn.monitoring.probe_data import Sizes
 from featlearn.monitoring.records import Record
-from featlearn.monitoring.schedule import Schedule
-from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
+from featlearn.monitoring.schedule import Schedule, ScheduledQuantity
 from featlearn.monitoring.work import Budget, NetworkWork, TrainingPasses, forward_work, quantity_work
 from featlearn.record import Run, open_run
 

@@ -15,7 +15,7 @@ from featlearn.monitoring.description import model_entry
 from featlearn.monitoring.entry import watch
 from featlearn.monitoring.probe_data import kept_state, probe_data
 from featlearn.monitoring.resumption import measured_steps
-from featlearn.monitoring.scheduled_quantities import Quantities, scheduled_quantities
+from featlearn.monitoring.schedule import Quantities, scheduled_quantities
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import refuse_unmeasurable, unwrapped
 from featlearn.network.copies import copied

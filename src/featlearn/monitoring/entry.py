@@ -15,8 +15,7 @@ from featlearn.losses import Loss
 from featlearn.monitoring.description import every_entry
 from featlearn.monitoring.probe_data import WatchedNetwork, probe_data, trains
 from featlearn.monitoring.recording import WatchOptions
-from featlearn.monitoring.schedule import Every, Schedule
-from featlearn.monitoring.scheduled_quantities import Quantities, scheduled_quantities
+from featlearn.monitoring.schedule import Every, Quantities, Schedule, scheduled_quantities
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout

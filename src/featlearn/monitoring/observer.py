@@ -14,8 +14,15 @@ from featlearn.monitoring.names import Names
 from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
 from featlearn.monitoring.records import Record, RecordContext, probe
-from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
-from featlearn.monitoring.step_view import Baseline, GapMemory, StepView, sizes_of, step_view, trained_set
+from featlearn.monitoring.schedule import ScheduledQuantity
+from featlearn.monitoring.step_measurement import (
+    Baseline,
+    GapMemory,
+    StepMeasurement,
+    measured_step,
+    sizes_of,
+    trained_set,
+)
 from featlearn.monitoring.work import FEWEST, FIRST, Budget, forward_work, quantity_work
 from featlearn.network.copies import network_at
 from featlearn.record import Run
@@ -188,8 +195,8 @@ class Observer:
         context = RecordContext(self.names, end, last, self._before(step))
         failures: list[tuple[ScheduledQuantity, Exception]] = []
         shared = self.shared if audited is self._audited else None
-        rates = self._trained.rates
-        with step_view(watched, step, self.baseline, audited, self._memory, rates, end=end, shared=shared) as now:
+        arguments = {"step": step, "memory": self._memory, "rates": self._trained.rates, "end": end, "shared": shared}
+        with measured_step(watched, audited, baseline=self.baseline, **arguments) as now:
             record = probe(now, context)
             for one in chosen:
                 try:
@@ -206,7 +213,7 @@ class Observer:
         undivided = None if shared is None else shared.untold_failure()
         return Observation(record, failures, outputs, undivided=undivided)
 
-    def _keep(self, now: StepView, chosen: Sequence[ScheduledQuantity], latest: Latest) -> None:
+    def _keep(self, now: StepMeasurement, chosen: Sequence[ScheduledQuantity], latest: Latest) -> None:
         step, read = latest.step, latest.read
         if self.baseline is None:
             self._first = chosen

@@ -14,8 +14,7 @@ from featlearn.monitoring.means import UserNumbers, floats
 from featlearn.monitoring.observer import Observation, Observer
 from featlearn.monitoring.probe_data import WatchedNetwork, kept_state
 from featlearn.monitoring.run_log import RunLog
-from featlearn.monitoring.schedule import Schedule
-from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
+from featlearn.monitoring.schedule import Schedule, ScheduledQuantity
 from featlearn.monitoring.stopwatch import Stopwatch, percent
 from featlearn.monitoring.work import Budget, TrainingPasses
 from featlearn.record import Run, open_run

@@ -12,7 +12,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from featlearn import metrics
 from featlearn.monitoring.names import Names
 from featlearn.monitoring.probe_data import ProbeData, decays, has_labels, is_binary, is_classification
-from featlearn.monitoring.step_view import MANY_OUTPUTS, StepView
+from featlearn.monitoring.step_measurement import MANY_OUTPUTS, StepMeasurement
 from featlearn.network.checks import trainable_parameters
 from featlearn.quantities.feature_change import LAST
 from featlearn.quantities.layer_alignment import pair_alignment
@@ -49,10 +49,10 @@ class RecordContext:
     """Step and kernel of the previous measurement."""
 
 
-Read = Callable[[StepView, RecordContext], Record]
+Read = Callable[[StepMeasurement, RecordContext], Record]
 
 
-def probe(view: StepView, context: RecordContext) -> Record:
+def probe(view: StepMeasurement, context: RecordContext) -> Record:
     """Loss and accuracy on the probe."""
     record = Record(_fit("probe", view.watched.probe, view.outputs, view.targets))
     if context.end or view.outputs.numel() <= LARGE:
@@ -77,7 +77,7 @@ def _fit(name: str, data: ProbeData, outputs: Tensor, targets: Tensor | None) ->
     return found
 
 
-def kernel(view: StepView, context: RecordContext) -> Record:
+def kernel(view: StepMeasurement, context: RecordContext) -> Record:
     """The tangent kernel: norm, rank, distance from the start, kernel-task alignment, share of each layer."""
     whole, y = view.kernel.double(), view.targets
     spectrum = metrics.spectrum(whole, y)
@@ -117,7 +117,7 @@ def kernel(view: StepView, context: RecordContext) -> Record:
     return record
 
 
-def gap(view: StepView, context: RecordContext) -> Record:
+def gap(view: StepMeasurement, context: RecordContext) -> Record:
     """The linearization gap since the start: of the outputs and through the link, on the probe and the test points."""
     if view.baseline is None or not view.watched.initial or view.watched.probe.samples < LEAST:
         return Record()
@@ -135,7 +135,7 @@ def gap(view: StepView, context: RecordContext) -> Record:
     return Record(scalars)
 
 
-def moved(view: StepView, context: RecordContext) -> Record:
+def moved(view: StepMeasurement, context: RecordContext) -> Record:
     """How much what enters each layer changed since the start, and how much buffers alone changed it."""
     if view.baseline is None or not view.watched.initial or view.watched.probe.samples < LEAST:
         return Record()
@@ -160,14 +160,14 @@ def moved(view: StepView, context: RecordContext) -> Record:
     return Record(scalars)
 
 
-def richness(view: StepView, context: RecordContext) -> Record:
+def richness(view: StepMeasurement, context: RecordContext) -> Record:
     """Low-rank richness of what enters the last layer (Nam et al. 2024)."""
     if view.last_features is None or view.watched.probe.samples < 2:
         return Record()
     return Record({"richness/low_rank": float(metrics.low_rank_richness(view.last_features, view.outputs))})
 
 
-def convergence(view: StepView, context: RecordContext) -> Record:
+def convergence(view: StepMeasurement, context: RecordContext) -> Record:
     """Cosine of W^T W and -W^T dL/dW for every weight matrix that decays (arXiv 2507.05644)."""
     if not decays(view.watched.optimizer) or view.loss_gradients is None:
         return Record()
@@ -180,7 +180,7 @@ def convergence(view: StepView, context: RecordContext) -> Record:
     return Record(found)
 
 
-def features(view: StepView, context: RecordContext) -> Record:
+def features(view: StepMeasurement, context: RecordContext) -> Record:
     """Neural feature correlations of every layer (Beaglehole et al. 2024)."""
     names = ["uncentered", "weight_change"]
     if view.baseline is not None and view.watched.initial:
@@ -197,7 +197,7 @@ def features(view: StepView, context: RecordContext) -> Record:
     return Record(found)
 
 
-def layers(view: StepView, context: RecordContext) -> Record:
+def layers(view: StepMeasurement, context: RecordContext) -> Record:
     """Alignment and balance of layers that follow each other (Xu & Ziyin 2024, Atanasov et al. 2022)."""
     found = {}
     for names, pair in view.pairs.items():
@@ -208,7 +208,7 @@ def layers(view: StepView, context: RecordContext) -> Record:
     return Record(found)
 
 
-def _drift(view: StepView, names: tuple[str, str]) -> float:
+def _drift(view: StepMeasurement, names: tuple[str, str]) -> float:
     """|balance - balance at the start| / (|W|^2 / rate), W the first of the two at the start."""
     if view.baseline is None:
         return 0.0
@@ -217,7 +217,7 @@ def _drift(view: StepView, names: tuple[str, str]) -> float:
     return float((now - first).norm()) / size if first is not None and first.shape == now.shape and size else math.nan
 
 
-def weights(view: StepView, context: RecordContext) -> Record:
+def weights(view: StepMeasurement, context: RecordContext) -> Record:
     """Norms of the weights and distances from their initial values, by layer and in total."""
     own: dict[str, list[Tensor]] = {}
     for name, parameter in trainable_parameters(view.model).items():
@@ -248,7 +248,7 @@ def _moved(name: str, norm: Tensor, gone: Tensor, size: Tensor) -> dict[str, flo
     }
 
 
-def test(view: StepView, context: RecordContext) -> Record:
+def test(view: StepMeasurement, context: RecordContext) -> Record:
     """Fit of the test probe; at the first and the last measurement also its kernels."""
     data, f, y = view.watched.test, view.test_outputs, view.test_targets
     if data is None or f is None:
@@ -265,7 +265,7 @@ def test(view: StepView, context: RecordContext) -> Record:
     return record
 
 
-def optimizer(view: StepView, context: RecordContext) -> Record:
+def optimizer(view: StepMeasurement, context: RecordContext) -> Record:
     """The kernel of the update that the optimizer makes (Atanasov et al. 2022, Eq. 91)."""
     kernel = view.optimizer_kernel
     if kernel is None:

@@ -11,7 +11,7 @@ from featlearn.errors import RunError
 from featlearn.monitoring.names import Names
 from featlearn.monitoring.observer import Observer
 from featlearn.monitoring.probe_data import WatchedNetwork
-from featlearn.monitoring.step_view import Baseline
+from featlearn.monitoring.step_measurement import Baseline
 from featlearn.monitoring.stopwatch import Cost
 from featlearn.record import Run
 

@@ -12,7 +12,7 @@ from featlearn.monitoring.names import Names
 from featlearn.monitoring.observer import Observer
 from featlearn.monitoring.ranks import Ranks, gathered_weights
 from featlearn.monitoring.recording import Recording, WatchOptions
-from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
+from featlearn.monitoring.schedule import ScheduledQuantity
 from featlearn.record import Run, open_run
 from featlearn.record.layout import checked_step
 

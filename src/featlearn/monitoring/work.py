@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from featlearn.gradients.directions import output_directions
 from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import Sizes
-from featlearn.monitoring.scheduled_quantities import ScheduledQuantity
+from featlearn.monitoring.schedule import ScheduledQuantity
 from featlearn.network.inputs import tensors_in
 from featlearn.planning.cost import parameter_plans
 from featlearn.planning.plan import ParameterPlan

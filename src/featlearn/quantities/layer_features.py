@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.linalg.sampling import student
 
 Kind = Literal["cosine", "pearson"]
 QUANTITIES = (
@@ -311,6 +310,8 @@ def _share(above: tuple[Tensor, _Spread], below: tuple[Tensor, _Spread]) -> tupl
     deviations = (moved[0] - value * moved[1]) / second
     # To second order: the mean of a ratio is not the ratio of the means.
     curved = (value * moved[1].square() - moved[0] * moved[1]).sum() / second**2
+    from featlearn.linalg.sampling import student  # late: only random directions need it
+
     return value - float(curved), float(deviations.norm()) * student(below[1].freedom)
 
 
@@ -398,6 +399,8 @@ def _estimated_correlation(weight: Tensor, spread: _Spread, kind: Kind) -> tuple
     scale = (form.square * below) ** 0.5
     deviations = first / scale - value * second / (2 * below)
     curved = -(first * second).sum() / (2 * below * scale) + 0.375 * value * (second / below).square().sum()
+    from featlearn.linalg.sampling import student  # late: only random directions need it
+
     return value - float(curved), float(deviations.norm()) * student(spread.freedom)
 
 
