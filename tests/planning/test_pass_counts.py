@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
+from featlearn.gradients.directions import OutputSelection
 from featlearn.graph import graph as graph_module
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.chunks import grouped
@@ -212,6 +213,18 @@ def test_samples_run_as_often_as_planned(build: Any, first: Any, verify: bool, m
 @pytest.mark.parametrize(("proved", "graph_bytes", "chunk"), [(True, 180, 2), (False, 90, 4), (True, 260, 1)])
 def test_chunks_of_few_samples_are_not_run_beside_copies(proved: bool, graph_bytes: int, chunk: int):
     """A chunk of one is run as two, and one of two again as six: so it has two, or four, where they fit."""
-    one = ParameterPlan("a", (3,), (), "direct", "", 0.0, 1, 10, True)
-    (group,) = grouped([one], graph_bytes, 1000, (90, 90), True, "sum", 1, 1, 90, False, proved)
+    one = ParameterPlan(
+        name="a", shape=(3,), uses=(), route="direct", reason="", operations=0.0, kept=1, passing=10, form_early=True
+    )
+    (group,) = grouped(
+        [one],
+        graph_bytes=graph_bytes,
+        available=1000,
+        samples=(90, 90),
+        symmetric=True,
+        directions=OutputSelection(1, 1, "sum", 1),
+        largest_chunk=90,
+        one_by_one=False,
+        proved=proved,
+    )
     assert group.chunk == chunk

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 
 from featlearn.contraction.blocking import formed_bytes
-from featlearn.contraction.gram import Mode, Route
+from featlearn.contraction.gram import Route
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.captured import Chunk
+from featlearn.gradients.directions import OutputSelection
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer
 from featlearn.planning.memory import readable_bytes
@@ -15,13 +16,12 @@ from featlearn.planning.plan import ParameterGroup, ParameterPlan
 
 def grouped(
     plans: Sequence[ParameterPlan],
+    *,
     graph_bytes: int,
     available: int,
     samples: tuple[int, int],
     symmetric: bool,
-    mode: Mode,
-    directions: int,
-    classes: int,
+    directions: OutputSelection,
     largest_chunk: int,
     one_by_one: bool,
     proved: bool = True,
@@ -38,8 +38,9 @@ def grouped(
     names: list[str] = []
     kept = passing = 0
 
+    mode, count = directions.mode, directions.count
     # Directions are written out for a block of them at a time, C numbers each.
-    together = directions if mode == "full" else min(directions, max(1, 2**24 // classes))
+    together = count if mode == "full" else min(count, max(1, 2**24 // directions.classes))
 
     at_once = symmetric and plans and samples[0] <= largest_chunk
     if at_once and samples[0] * _at_once(plans, graph_bytes) < 0.75 * available:
@@ -64,7 +65,7 @@ def grouped(
             names.clear()
 
     for plan in plans:
-        one = max((graph_bytes + plan.passing // directions) / 0.3, 2 * plan.kept / directions / 0.45)
+        one = max((graph_bytes + plan.passing // count) / 0.3, 2 * plan.kept / count / 0.45)
         if one > available:
             raise MemoryBudgetError(
                 f"{plan.name} needs about {readable_bytes(one)} for a single sample, expected at most "
@@ -74,7 +75,7 @@ def grouped(
         if plan.kept * held > keep:
             close()
             kept = passing = 0
-            groups.append(_split(plan, keep, held, samples, mode, directions, together, chunk))
+            groups.append(_split(plan, keep, held, samples, mode, count, together, chunk))
             continue
         if names and (kept + plan.kept) * held > keep:
             close()

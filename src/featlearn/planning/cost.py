@@ -1,6 +1,7 @@
 """How every parameter will be read, and what that costs: from a few samples, before anything is paid."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from featlearn.contraction.gram import Extent, Mode, Route, costs, window_cost
 from featlearn.contraction.hardware import elementwise_cost
@@ -13,24 +14,35 @@ from featlearn.planning.plan import ParameterPlan
 def parameter_plans(
     measurement: Measurement, mode: Mode, directions: int, samples: tuple[int, int], elementwise: Collection[str]
 ) -> tuple[ParameterPlan, ...]:
-    """A plan for every parameter, from a few samples of every batch."""
+    """Plan how every parameter is read and contracted, from a few samples of every batch."""
     item, weight = measurement.dtype.itemsize, elementwise_cost(measurement.device)
     plans, captured = [], measurement.examples
     for name, parameter in measurement.parameters.items():
-        shape, size = tuple(parameter.shape), parameter.numel() * (2 if parameter.is_complex() else 1)
+        size = parameter.numel() * (2 if parameter.is_complex() else 1)
         examples = [example for example in captured if name in example.uses]
+        nodes = examples[0].uses[name].nodes if examples else ()
+        plan = ParameterPlan(
+            name=name,
+            shape=tuple(parameter.shape),
+            uses=nodes,
+            # Others than these samples may use a parameter that is unused here, so it is captured all the same.
+            route="unused",
+            reason="no gradient reaches it from the few samples that were run",
+            operations=0,
+            kept=directions * size * item,
+            passing=3 * directions * size * item,
+            form_early=True,
+        )
         if not examples:
-            # Others than these samples may use it, so it is captured all the same.
-            kept, reason = directions * size * item, "no gradient reaches it from the few samples that were run"
-            plans.append(ParameterPlan(name, shape, (), "unused", reason, 0, kept, 3 * kept, True))
+            plans.append(plan)
             continue
-        nodes = examples[0].uses[name].nodes
         route, reason = _route(name, examples, name in elementwise)
-        dense = samples[0] * samples[1] * size * (directions**2 if mode == "full" else directions)
         if route != "factors":
-            kept = directions * size * item
             operands = max(_operand_numbers(example, name) for example in examples) * directions * item
-            plans.append(ParameterPlan(name, shape, nodes, route, reason, dense, kept, 3 * (kept + operands), True))
+            dense = samples[0] * samples[1] * size * (directions**2 if mode == "full" else directions)
+            plans.append(
+                replace(plan, route=route, reason=reason, operations=dense, passing=3 * (plan.kept + operands))
+            )
             continue
         extents = [
             _extent(example, name, count, directions, weight) for example, count in zip(examples, samples, strict=False)
@@ -38,15 +50,21 @@ def parameter_plans(
         cost = costs(extents[0], extents[-1], mode, weight)
         best = min(cost, key=cost.__getitem__)
         factors = max(_factor_numbers(example, name, directions) for example in examples) * item
-        early = best is Route.GRADIENTS and directions * size * item < factors
+        early = best is Route.GRADIENTS and plan.kept < factors
         positions = max(sum(t for t, _, _ in extent.parts) for extent in extents)
-        reason = f"{positions} position{'' if positions == 1 else 's'}"
-        kept = directions * size * item if early else factors
-        # Rows and gradients as the op has them, by sample, and once more while they are multiplied.
-        passing = (4 * factors + kept) if early else 3 * factors
+        kept = plan.kept if early else factors
         plans.append(
-            ParameterPlan(
-                name, shape, nodes, best.value, reason, cost[best], kept, passing, early, factors // item, positions
+            replace(
+                plan,
+                route=best.value,
+                reason=f"{positions} position{'' if positions == 1 else 's'}",
+                operations=cost[best],
+                kept=kept,
+                # Rows and gradients as the op has them, by sample, and once more while they are multiplied.
+                passing=(4 * factors + kept) if early else 3 * factors,
+                form_early=early,
+                factors=factors // item,
+                positions=positions,
             )
         )
     return tuple(plans)

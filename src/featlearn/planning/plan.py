@@ -22,7 +22,7 @@ VERIFIED = 64
 """Samples whose rows are verified together, at most."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParameterPlan:
     """How one parameter will be read and contracted."""
 
@@ -60,7 +60,7 @@ class ParameterGroup:
     """Samples in one forward pass."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Plan:
     """What `fl.ntk` would do with the same arguments; `str()` is a table."""
 
