@@ -101,6 +101,15 @@ def test_it_prints_verdict_plot_and_places(capsys: pytest.CaptureFixture[str]):
     assert not Path("a/report.html").exists()
 
 
+def test_advice_of_a_trained_network_was_tried(capsys: pytest.CaptureFixture[str]):
+    options = ["--samples", "40", "--test", "20", "--width", "16", "--steps", "300", "--output-scale", "100", "--quiet"]
+    assert main(["diagnose", *options, "--out", "a", "--no-report"]) == 0
+    advice = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  Next:"))
+    assert "(tried for" in advice
+    assert "`featlearn diagnose --output-scale " in advice
+    assert "(not tried)" in str(fl.diagnose("a"))
+
+
 def test_all_statements_are_printed_on_request(capsys: pytest.CaptureFixture[str]):
     assert main(["diagnose", *SMALL, "--out", "a", "--no-report"]) == 0
     short = capsys.readouterr().out

@@ -3,11 +3,12 @@
 import json as jsons
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, number, table
 from featlearn.cli.key_numbers import NUMBERS, loss_label
@@ -101,30 +102,33 @@ def diagnose(
         raise RunError(f"--out {folder} exists already and is not empty, expected a new folder")
     chosen = range(settings.seed, settings.seed + seeds)
     paths = [folder if seeds == 1 else folder / f"seed-{seed}" for seed in chosen]
-    complete = False
+    complete, networks = False, dict[Path, Any]()
     try:
         for seed, path in zip(chosen, paths, strict=True):
-            rate = _recorded(subject, replace(settings, seed=seed), checkpoints, path, quiet)
+            rate, networks[path] = _recorded(subject, replace(settings, seed=seed), checkpoints, path, quiet)
             settings = replace(settings, lr=rate)  # the same for all seeds, so that they can be averaged
         complete = True
     except KeyboardInterrupt:
         paths = [path for path in paths if (path / "run.json").exists()]
         if not paths:
             raise
-    return _answer(paths, folder, not no_report, complete, all)
+    return _answer(paths, folder, not no_report, complete, all, networks)
 
 
 def _recorded(
     subject: str | None, settings: Settings, checkpoints: Path | None, path: Path, quiet: bool
-) -> float | None:
-    """Record one run; returns the learning rate. stdout is for the result only: the user's function may print."""
+) -> tuple[float | None, Any]:
+    """Record one run, and return the learning rate and the trained network.
+
+    stdout is for the result only: the user's function may print.
+    """
     errors = nullcontext() if subject is None else reporting_user_errors(subject)
     with errors, redirect_stdout(sys.stderr):
         if checkpoints is not None and subject is not None:
             from featlearn.cli.checkpoint_run import measure_checkpoints  # torch takes a second to load
 
             measure_checkpoints(subject, settings, checkpoints, path, quiet=quiet)
-            return None
+            return None, None
         from featlearn.cli.training import train
         from featlearn.cli.training_progress import ProgressDisplay
 
@@ -142,11 +146,20 @@ def _refuse_training_options(subject: str | None, settings: Settings, seeds: int
         raise UsageError(f"{training[0]} is given beside --checkpoints, expected one of the two: nothing is trained")
 
 
-def _answer(paths: Sequence[Path], folder: Path, with_report: bool, complete: bool, everything: bool) -> Answer:
+def _answer(
+    paths: Sequence[Path],
+    folder: Path,
+    with_report: bool,
+    complete: bool,
+    everything: bool,
+    networks: Mapping[Path, Any] = MappingProxyType({}),
+) -> Answer:
     from featlearn.diagnosis import diagnose as verdict_on
     from featlearn.record import open_run
 
     runs = [open_run(path) for path in paths]
+    for path, run in zip(paths, runs, strict=True):
+        run.network = networks.get(path)  # advice is tried on it
     each = [verdict_on(run) for run in runs]
     together = each[0] if len(each) == 1 else verdict_on(runs)
     page = _page(runs, folder / "report.html") if with_report else None

@@ -63,10 +63,10 @@ SMALL = 10**8
 """Weights times samples per step below which a step takes about ten milliseconds."""
 
 
-def train(place: str | None, settings: Settings, out: Path, progress: ProgressDisplay) -> float:
+def train(place: str | None, settings: Settings, out: Path, progress: ProgressDisplay) -> tuple[float, Any]:
     """Train the built-in task, or that of the user's function at `place`, and record the run in `out`.
 
-    Returns the learning rate. An interrupted or failed run is recorded up to that point.
+    Returns the learning rate and the watched network. An interrupted or failed run is recorded up to that point.
     """
     settings = settings.resolved(own=place is not None)
     task, optimizer = _prepared(place, settings)
@@ -92,7 +92,7 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
             loss = _step(task, optimizer, batch)
             watched.step(loss=loss)
             progress.step(watched.steps, loss)
-    return rate
+    return rate, watched.run.network
 
 
 def learning_rate(place: str | None, settings: Settings) -> float:
