@@ -245,6 +245,20 @@ def test_tables_of_hooks_are_where_hooks_go():
     assert "training" in internals.RESERVED - set(internals.HOOKS)
 
 
+def test_hooks_under_a_key_are_called_until_they_are_dropped():
+    module, calls = nn.Linear(1, 1), []
+    before = internals.hooks_made()
+    internals.add_pre_forward_hook(module, "key", lambda *given: calls.append(given))
+    assert internals.hooks_made() == before
+    x = torch.ones(1, 1)
+    module(input=x)
+    assert calls == [(module, (), {"input": x})]
+    internals.drop_pre_forward_hook(module, "key")
+    internals.drop_pre_forward_hook(module, "key")
+    module(x)
+    assert len(calls) == 1
+
+
 def test_global_hooks_are_seen():
     assert not any(internals.global_backward_hooks())
     handle = nn.modules.module.register_module_full_backward_hook(print)

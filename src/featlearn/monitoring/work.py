@@ -20,6 +20,7 @@ from featlearn.monitoring.schedule import ScheduledQuantity
 from featlearn.network.inputs import tensors_in
 from featlearn.planning.cost import parameter_plans
 from featlearn.planning.plan import ParameterPlan
+from featlearn.torch_internals import add_pre_forward_hook, drop_pre_forward_hook
 
 FREQUENT = ("gap", "moved", "richness", "weights", "layers", "convergence", "test")
 """Quantities of a few passes, which are measured more often than kernels and neural features."""
@@ -58,13 +59,11 @@ class TrainingPasses:
         """Begin to count."""
         if isinstance(model, nn.TransformerEncoderLayer):  # in eval mode, a hook would switch its fast path off
             return
-        model._forward_pre_hooks[self.KEY] = self
-        model._forward_pre_hooks_with_kwargs[self.KEY] = True
+        add_pre_forward_hook(model, self.KEY, self)
 
     def detach(self, model: nn.Module) -> None:
         """Stop counting."""
-        model._forward_pre_hooks.pop(self.KEY, None)
-        model._forward_pre_hooks_with_kwargs.pop(self.KEY, None)
+        drop_pre_forward_hook(model, self.KEY)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Count one forward pass."""

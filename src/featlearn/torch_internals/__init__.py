@@ -177,6 +177,18 @@ def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
     return module._forward_pre_hooks, module._forward_hooks
 
 
+def add_pre_forward_hook(module: nn.Module, key: Any, hook: Callable[..., Any]) -> None:
+    """Add a hook, called with the module, `args` and `kwargs`, under a key. Public hooks have numbered handles."""
+    module._forward_pre_hooks[key] = hook
+    module._forward_pre_hooks_with_kwargs[key] = True
+
+
+def drop_pre_forward_hook(module: nn.Module, key: Any) -> None:
+    """Remove the hook under a key, if there is one."""
+    module._forward_pre_hooks.pop(key, None)
+    module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
 def hooks_always_called(module: nn.Module) -> dict[int, bool]:
     """Return which forward hooks also run when the forward pass raises; `always_call=True` has no way to read it."""
     return module._forward_hooks_always_called
