@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -221,6 +222,14 @@ def test_advice_that_breaks_training_down_is_not_given(tmp_path: Path):
             watch.step(loss=loss)
     advice = advise(watch.run, "lazy")
     assert all(change.kind != "scale output" for change in advice.changes)  # it returns a pair
+
+
+def test_a_run_goes_to_another_process_without_its_network(tmp_path: Path):
+    run = trained(tmp_path / "run", network(), sgd(0.01), steps=4)
+    assert run.network is not None
+    copied = pickle.loads(pickle.dumps(run))
+    assert copied.network is None
+    assert copied.lines == run.lines
 
 
 def test_what_was_not_tried_says_so(tmp_path: Path):

@@ -54,6 +54,10 @@ class Run:
         self.config: dict[str, Any] = object_in(self._content(RUN), f"{self.path}/{RUN}")
         """What run.json says."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied to another process: the network stays in its own."""
+        return {**self.__dict__, "network": None}
+
     @property
     def name(self) -> str:
         """What it is called: its configured name, or that of its file."""
