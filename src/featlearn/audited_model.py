@@ -215,12 +215,12 @@ class AuditedModel:
                 parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
             batches = tuple(
                 ModelWithInputs(
-                    twin,
-                    cast_inputs(x, self.request.dtype),
-                    size,
-                    self.request.readout,
-                    isolation.rewind,
-                    name,
+                    model=twin,
+                    x=cast_inputs(x, self.request.dtype),
+                    samples=size,
+                    readout=self.request.readout,
+                    rewind=isolation.rewind,
+                    name=name,
                     held=isolation.state.tensors,
                     guard=isolation.state.guard,
                 )

@@ -102,7 +102,7 @@ def _measured(
         left = budget - shared.reserved
         mine = plan_kernel(pair, directions, elementwise(rates), by, left, verify, division.samples[1])
     plan = ranks.from_first(mine)
-    execution = KernelExecution(pair, plan, directions, rates, by, None)
+    execution = KernelExecution(pair, plan, directions, rates=rates, by=by, proportional=None)
     checks = KernelVerification(pair, directions, rates, plan, division.samples, ranks) if verify else None
     keys = kernel_keys(pair.parameters, by)
     kernels = DividedExecution(execution, pair, plan, directions, division, shared, keys, checks).run()

@@ -31,6 +31,7 @@ class KernelExecution:
         measurement: Measurement,
         plan: Plan,
         directions: OutputSelection,
+        *,
         rates: Mapping[str, Rate],
         by: str,
         proportional: frozenset[str] | None,

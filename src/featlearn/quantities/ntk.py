@@ -260,7 +260,7 @@ def measured_kernels(
         kernels = _deferring(measurement, known, directions, rates, by)
         if kernels is not None:
             return kernels
-    execution = KernelExecution(measurement, known.plan, directions, rates, by, None)
+    execution = KernelExecution(measurement, known.plan, directions, rates=rates, by=by, proportional=None)
     checks = None
     if verify:
         from featlearn.kernel.verification import KernelVerification  # late: few kernels need it
@@ -282,7 +282,10 @@ def _deferring(
     deferred = DeferredChecks()
     measurement.defer(deferred)
     try:
-        kernels = KernelExecution(measurement, known.plan, directions, rates, by, known.proportional).run()
+        execution = KernelExecution(
+            measurement, known.plan, directions, rates=rates, by=by, proportional=known.proportional
+        )
+        kernels = execution.run()
         tiny = torch.finfo(measurement.dtype).tiny
         deferred.expect_sizes(
             lambda size: math.isfinite(size) and size >= tiny, [in_memory_order(kernel) for kernel in kernels.values()]
