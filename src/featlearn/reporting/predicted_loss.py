@@ -7,7 +7,7 @@ from torch import Tensor
 
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.loss_speed import SpeedRatio, TimeScale, Unknown
-from featlearn.diagnosis.replay import Replay, TooStiffError
+from featlearn.diagnosis.replay import Replay
 from featlearn.diagnosis.run_data import Curve
 from featlearn.dynamics import kernel_descent
 from featlearn.errors import FeatlearnError
@@ -59,8 +59,8 @@ def predicted_loss(findings: Findings) -> PredictedLoss | Unknown:
     start, targets = run_data.outputs(0)[some], loss_speed.targets[some]
     replay = Replay(kernels[0][some, some][None], torch.zeros(1), start, targets, run_data.loss_kind)
     return PredictedLoss(
-        _followed(replay, loss.steps, rate * elapsed),
-        _followed(replay, loss.steps, rate * grown),
+        Curve(loss.steps, replay.frozen_losses(rate * elapsed)),
+        Curve(loss.steps, replay.frozen_losses(rate * grown)),
         None if run_data.loss_kind.logistic else _evolving(findings, rate),
         source,
     )
@@ -68,22 +68,6 @@ def predicted_loss(findings: Findings) -> PredictedLoss | Unknown:
 
 def _steps(steps: list[int]) -> Tensor:
     return torch.tensor(steps, dtype=torch.float64)
-
-
-def _followed(replay: Replay, steps: Tensor, times: Tensor) -> Curve:
-    """The predicted loss, as far as it can be integrated."""
-    try:
-        return Curve(steps, replay.frozen_losses(times))
-    except TooStiffError:
-        low, high = 0, len(times)
-        while high - low > 1:
-            middle = (low + high) // 2
-            try:
-                replay.frozen_losses(times[:middle])
-                low = middle
-            except TooStiffError:
-                high = middle
-        return Curve(steps[:low], replay.frozen_losses(times[:low]))
 
 
 def _evolving(findings: Findings, rate: float) -> Curve | None:
