@@ -28,9 +28,9 @@ def places(html: str, kind: str) -> list[float]:
 @pytest.mark.parametrize(
     ("value", "error", "words"),
     [
-        (0.70298, 0.00642, "0.703 ± 0.006"),
+        (0.70298, 0.00642, "0.7030 ± 0.0064"),
         (0.0977, 0.0110, "0.098 ± 0.011"),
-        (3.7269, 0.0514, "3.73 ± 0.05"),
+        (3.7269, 0.0514, "3.727 ± 0.051"),
         (123.4, 19.6, "123 ± 20"),
         (0.5, math.nan, "0.5"),
         (0.25, 0.0, "0.25"),
@@ -75,7 +75,7 @@ def test_the_drawing_has_thresholds_ticks_and_two_standard_errors():
     labels = re.findall(r'<text [^>]*class="(\w+)">([^<]+)', html)
     assert {text for kind, text in labels if kind == "limit"} == {"0.15", "0.25"}
     assert {text for kind, text in labels if kind == "tick"} == {"0", "0.4", "0.6", "0.8", "1"}
-    assert "0.70 ± 0.05" in html
+    assert "0.700 ± 0.050" in html
     assert "(rich)" not in html  # brackets are of the style
     assert "lazy below 0.15, rich above 0.25" in html
 

@@ -266,7 +266,7 @@ def test_tables_hold_their_numbers_in_full(run: Run, page: Page, tmp_path: Path)
     found = fl.diagnose(run)
     moved = re.search(r'id="grid-layer-learning">.*?<td[^>]*data-value="([^"]+)"', source, re.DOTALL)
     assert moved
-    assert float(moved[1]) == found.layers["network.0"].distance
+    assert float(moved[1]) == found.layers["network.0"].centered_share  # the layer that learned most comes first
     opinion = re.search(r'class="scroll opinions".*?data-value="([^"]+)"', source, re.DOTALL)
     assert opinion
     assert float(opinion[1]) == next(iter(found.opinions.values())).value

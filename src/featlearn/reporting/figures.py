@@ -156,8 +156,9 @@ def _chart(one: Chart, ax: Any) -> Any:
         color = COLORS[shade(line.color)]
         # a label that begins with _ is not shown
         label = line.label if not line.label.startswith("_") else f" {line.label}"
-        alone = "o" if sum(map(math.isfinite, line.y)) == 1 else None
-        ax.plot(line.x, line.y, _DASHES[line.dash % 4], color=color, label=_plain(label), marker=alone)
+        few = one.x_axis == "steps" and sum(map(math.isfinite, line.y)) <= 60  # measurements may lie far apart
+        marker = "o" if few else None
+        ax.plot(line.x, line.y, _DASHES[line.dash % 4], color=color, label=_plain(label), marker=marker, markersize=2)
         if line.low is not None and line.high is not None:
             ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
     for window in one.windows:

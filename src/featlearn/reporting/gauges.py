@@ -45,7 +45,7 @@ class Marker:
     value: float
     error: float = math.nan
     """standard error; nan if unknown"""
-    shape: Literal["needle", "ring", "diamond"] = "needle"
+    shape: Literal["needle", "ring", "diamond", "bar"] = "needle"
 
     @property
     def words(self) -> str:
@@ -81,17 +81,11 @@ class Gauge:
 
 
 def with_error(value: float, error: float) -> str:
-    """A value and its standard error, to one digit of the error, or two if it begins with 1.
-
-    The value alone if the error is unknown or vanishes.
-    """
-    if not math.isfinite(value):
-        return "–"
-    if not math.isfinite(error) or error <= 0:
-        return f"{value:.3g}"
-    place = math.floor(math.log10(error))
-    digits = max((1 if error < 2 * 10.0**place else 0) - place, 0)
-    return f"{value:.3g} ± {error:.1g}" if digits > 6 else f"{value:.{digits}f} ± {error:.{digits}f}"
+    """Return a value and its standard error, both to two digits of the error; the value alone without an error."""
+    if not math.isfinite(error) or error <= 0 or not math.isfinite(value):
+        return written(value, 3)
+    digits = max(1 - math.floor(math.log10(error)), 0)
+    return f"{written(value, 3)} ± {error:.1g}" if digits > 6 else f"{value:.{digits}f} ± {error:.{digits}f}"
 
 
 def estimate_cell(found: Estimate) -> Cell:
@@ -104,17 +98,26 @@ def estimate_cell(found: Estimate) -> Cell:
 
 
 _UNIT = Scale(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
+_ELSEWHERE = "above one, the linear copy went elsewhere"
+
+
+def _shares(value: float) -> Scale:
+    """Return the scale of a share, which ends at the value where that is larger than one."""
+    if not value > 1:
+        return _UNIT
+    return Scale(0.0, value, (0.0, 1.0, value)) if value < 3 else Scale(0.01, value, (0.01, 1.0, value), True)
 
 
 def gauges(found: Diagnosis) -> list[Gauge]:
-    """The numbers that are known, the one that decides first."""
-    tested = found.departure.test is not None
+    """Return the numbers that are known, the one that decides first."""
+    tested, gap = found.departure.test is not None, found.numbers["gap"]
     made = [
         _estimate_gauge(
             "Linearization gap",
-            "share of the change of the outputs that the linearization at the start misses",
-            found.numbers["gap"],
-            _UNIT,
+            "share of the change of the outputs that a linear copy of the start misses"
+            + (f": {_ELSEWHERE}" if float(gap) > 1 else ""),
+            gap,
+            _shares(float(gap)),
             GAP,
             ("lazy", "between", "rich"),
         ),
@@ -153,7 +156,7 @@ def unknown_numbers(found: Diagnosis) -> list[str]:
         "the linearization gap": (float(found.numbers["gap"]), found.gap.reason),
         "the departure from the frozen first kernel": (float(found.numbers["departure"]), found.departure.reason),
         "how far the kernel rotated": (float(found.turning), "the first kernel and a later one are needed"),
-        "whether the last kernel is better": (found.useful.later, found.useful.reason),
+        "whether that helped": (found.useful.network, found.useful.reason),
     }
     return [
         f"{name}{f', as {why}' if why else ''}" for name, (value, why) in reasons.items() if not math.isfinite(value)
@@ -169,18 +172,22 @@ def _estimate_gauge(
 
 
 def _usefulness(found: Diagnosis) -> Gauge | None:
+    """Return the test errors of the network, of both kernels and of a constant prediction."""
     useful = found.useful
-    if not math.isfinite(useful.first + useful.later):
+    if not math.isfinite(useful.network):
         return None
-    unit = "of the test points misclassified" if useful.unit == "misclassified" else "of the test variance missed"
-    markers = [Marker("last kernel", useful.later, useful.error), Marker("first kernel", useful.first, shape="ring")]
-    if math.isfinite(useful.network):
-        markers.append(Marker("the network", useful.network, shape="diamond"))
-    end = next((end for end in (0.1, 0.2, 0.5, 1.0) if 0.9 * end > max(one.value for one in markers)), 1.0)
-    ticks = [end * i / 4 for i in range(5)]
-    return Gauge(
-        "Is the last kernel better?", f"share {unit}, by regression with each kernel", Scale(0.0, end, ticks), markers
-    )
+    counted = {"misclassified": "test points misclassified", "labels": "test labels that are wrong"}
+    markers = [
+        Marker("the network", useful.network, useful.learned_error),
+        Marker("kernel of the start", useful.first, shape="ring"),
+        Marker("kernel of the end", useful.later, shape="diamond"),
+        Marker("chance" if useful.unit in counted else "constant prediction", useful.constant, shape="bar"),
+    ]
+    markers = [one for one in markers if math.isfinite(one.value)]
+    largest = max(one.value for one in markers)
+    end = next((end for end in (0.1, 0.2, 0.5, 1.0) if 0.9 * end > largest), max(largest, 1.0))
+    about = f"share of the {counted.get(useful.unit, 'test variance that is missed')}. {found.why_helped}"
+    return Gauge("Did it help?", about, Scale(0.0, end, [end * i / 4 for i in range(5)]), markers)
 
 
 # ---- as HTML
@@ -218,7 +225,12 @@ def _limits(one: Gauge) -> str:
     return f". {one.zones[0]} below {one.threshold.low:g}, {one.zones[-1]} above {one.threshold.high:g}"
 
 
-_NEEDLE, _RING, _DIAMOND = "M0 23l-6 -11h12z", "M-5 28a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z", "M0 22l5 6l-5 6l-5 -6z"
+_SHAPES = {
+    "needle": "M0 23l-6 -11h12z",
+    "ring": "M-5 28a5 5 0 1 0 10 0a5 5 0 1 0 -10 0z",
+    "diamond": "M0 22l5 6l-5 6l-5 -6z",
+    "bar": "M-1.5 21h3v15h-3z",
+}
 _LEFT, _RIGHT = "M-6 17l11 -6v12z", "M6 17l-11 -6v12z"
 
 
@@ -227,6 +239,7 @@ def _key(one: Marker) -> Html:
         "needle": "M6 11l-5 -9h10z",
         "ring": "M2 6a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z",
         "diamond": "M6 1l4 5l-4 5l-4 -5z",
+        "bar": "M4.5 0h3v12h-3z",
     }
     return tag("svg", tag("path", d=shape[one.shape], class_=one.shape), width=12, height=12, aria_hidden="true")
 
@@ -255,14 +268,15 @@ def _band(one: Gauge) -> list[Html]:
     for tick in ticks:
         parts.append(tag("line", x1=_at(scale.share(tick)), x2=_at(scale.share(tick)), y1=32, y2=37, class_="tick"))
         parts.append(_label(scale, tick, "tick"))
-    for limit in limits:
+    near = len(limits) == 2 and scale.share(limits[1]) - scale.share(limits[0]) < 0.09
+    for limit, anchor in zip(limits, ("end", "start") if near else ("middle", "middle"), strict=False):
         parts.append(tag("line", x1=_at(scale.share(limit)), x2=_at(scale.share(limit)), y1=12, y2=38, class_="limit"))
-        parts.append(_label(scale, limit, "limit"))
+        parts.append(_label(scale, limit, "limit", anchor))
     return parts
 
 
-def _label(scale: Scale, value: float, kind: str) -> Html:
-    return tag("text", text(written(value)), x=_at(scale.share(value)), y=50, text_anchor="middle", class_=kind)
+def _label(scale: Scale, value: float, kind: str, anchor: str = "middle") -> Html:
+    return tag("text", text(written(value, 3)), x=_at(scale.share(value)), y=50, text_anchor=anchor, class_=kind)
 
 
 def _drawn(scale: Scale, one: Marker) -> Html:
@@ -272,7 +286,7 @@ def _drawn(scale: Scale, one: Marker) -> Html:
         low, high = (_at(scale.share(one.value + sign * BAR * one.error)) for sign in (-1, 1))
         parts.append(tag("line", x1=low, x2=high, y1=17, y2=17, class_="error"))
         parts += [tag("line", x1=end, x2=end, y1=13, y2=21, class_="error") for end in (low, high)]
-    shape = {"needle": _NEEDLE, "ring": _RING, "diamond": _DIAMOND}[one.shape]
+    shape = _SHAPES[one.shape]
     beyond = scale.outside(one.value)
     if beyond and one.shape == "needle":
         shape = _RIGHT if beyond > 0 else _LEFT

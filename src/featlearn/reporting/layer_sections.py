@@ -7,11 +7,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from featlearn.diagnosis.layers import LayerLearning
-from featlearn.record import Run
-from featlearn.reporting.content_blocks import NEUTRAL, Cell, Chart, ChartLine, Grid, Number, Section
+from featlearn.reporting.content_blocks import NEUTRAL, Cell, Chart, ChartLine, Grid, Number, Section, thin
 from featlearn.reporting.curve_sections import Points, named_layers, shares
 from featlearn.reporting.groups import RunGroup, band, finite
+from featlearn.reporting.markup import written
 
 MOST = 8
 """Largest number of layers that are shown one by one."""
@@ -51,138 +50,115 @@ def _block(layer: str) -> str:
 MOST_OF_SEVERAL = 4
 """Largest number of layers in a chart of several runs, where layers are line styles."""
 
-_KINDS = {
-    "uncentered": "uncentered",
-    "centered": "centered",
-    "double_centered": "double-centered",
-    "ptk_centered": "PTK-centered",
-    "centered_share": "centered share",
-    "weight_change": "weight change",
-}
-
 
 def features(groups: Sequence[RunGroup]) -> Section:
-    """Neural feature correlations over training, and their final values in a table."""
-    pattern = re.compile(r"features/(?P<layer>(?!mean/).+)/(?P<kind>\w+)")
-    charts: list[Chart | Grid] = []
-    missing = []
+    """Return the neural feature correlations over training."""
+    charts, missing = list[Chart](), list[str]()
     for kind in ("uncentered", "centered"):
         lines, left = _by_layer(groups, re.compile(rf"features/(?P<layer>(?!mean/).+)/{kind}"))
         if lines:
-            title = f"Neural feature correlation, {_KINDS[kind]}"
+            title = "Neural feature correlation" + (", of the change of the weights" if kind == "centered" else "")
             charts.append(Chart(f"features-{kind}", title, lines, "cosine of NFM and AGOP", note=left))
-    found = {match["layer"]: "" for group in groups for n in sorted(group.names) if (match := pattern.fullmatch(n))}
-    if found:
-        columns = {
-            words: lambda group, layer, k=kind: _last(group, f"features/{layer}/{k}") for kind, words in _KINDS.items()
-        }
-        charts.append(_table("features-final", "Neural features at the end", groups, list(found), columns))
-    else:
+    if not charts:
         missing.append('neural features were not recorded; ask fl.watch for quantities=["features", ...]')
     return Section("features", "Features by layer", _FEATURES, charts, missing)
 
 
 def layers(groups: Sequence[RunGroup]) -> Section:
-    """How much each layer learned; layer alignment, norms and distances of weights."""
-    charts: list[Chart | Grid] = []
+    """Return how much each layer learned; layer alignment, norms and distances of weights."""
+    table = _table(groups)
+    charts: list[Chart | Grid] = [] if table is None else [table]
     missing = []
-    known = list(dict.fromkeys(layer for group in groups for layer in group.diagnosis.layers))
-    if known:
-        columns = {words: lambda group, layer, n=name: _learned(group, layer, n) for name, words in _LEARNED.items()}
-        charts.append(_table("layer-learning", "How much each layer learned", groups, known, columns))
     lines, left = _by_layer(groups, re.compile(r"layers/(?P<layer>.+--.+)/alignment"))
     if lines:
-        charts.append(
-            Chart(
-                "layers",
-                "Alignment of layers that follow each other",
-                [*lines, *_random(groups)],
-                "ζ = |U W| / |U| |W|",
-                note=left,
-            )
-        )
+        title, unit = "Alignment of layers that follow each other", "ζ = |U W| / |U| |W|"
+        charts.append(Chart("layers", title, [*lines, *_random(groups)], unit, note=left))
     else:
         missing.append('alignment of layers was not recorded; ask fl.watch for quantities=["layers", ...]')
-    norms, left = _by_layer(groups, re.compile(r"weights/(?P<layer>.+)/norm"), of_first=True)
+    norms, left = _by_layer(groups, re.compile(r"weights/(?P<layer>.+)/norm"), combine=_first_shares)
     if norms:
         charts.append(Chart("norms", "Norms of the weights", norms, "|W|, share of the first", y_axis="log", note=left))
     distances, left = _by_layer(groups, re.compile(r"weights/(?P<layer>.+)/distance"))
     if distances:
-        charts.append(Chart("weights", "How far weights went", distances, "|W − W₀| / |W₀|", note=left))
+        charts.append(Chart("weights", "How far weights moved", distances, "|W − W₀| / |W₀|", note=left))
     if not norms and not distances:
         missing.append('norms of the weights were not recorded; ask fl.watch for quantities=["weights", ...]')
-    parts, left = _by_layer(groups, re.compile(r"ntk/layers/(?P<layer>.+)/share"))
+    parts, left = _by_layer(groups, re.compile(r"ntk/layers/(?P<layer>.+)/share"), combine=_total)
     if parts:
         charts.append(Chart("shares", "Which layers make the kernel", parts, "share of the kernel", note=left))
     return Section("layers", "Layers", _LAYERS, charts, missing)
 
 
-_LEARNED = {
-    "distance": "weights moved",
-    "correlation": "neural feature correlation, change",
-    "kernel_share": "share of the kernel",
-    "alignment": "alignment of its kernel, change",
-}
-
-
 # ---- charts
 
 
-def _by_layer(
-    groups: Sequence[RunGroup], pattern: re.Pattern[str], of_first: bool = False
-) -> tuple[list[ChartLine], str]:
-    """One line per layer or block, and a remark about what is left out.
+Combine = Callable[[Sequence[Points]], Sequence[Points]]
+"""From the curves of the layers of a block to those whose mean and band are drawn."""
 
-    For one run a color is a layer; for several a color is a run, and a line style a layer. Those that changed most
-    are shown.
+
+def _first_shares(curves: Sequence[Points]) -> Sequence[Points]:
+    """Divide each curve by its first value."""
+    return [(steps, shares(values)) for steps, values in curves]
+
+
+def _total(curves: Sequence[Points]) -> Sequence[Points]:
+    """Sum the curves at the steps that all of them have."""
+    known = [dict(zip(*curve, strict=True)) for curve in curves]
+    steps = [step for step in curves[0][0] if all(step in curve for curve in known)]
+    return [(steps, [sum(curve[step] for curve in known) for step in steps])] if steps else []
+
+
+def _by_layer(
+    groups: Sequence[RunGroup], pattern: re.Pattern[str], combine: Combine = lambda curves: curves
+) -> tuple[list[ChartLine], str]:
+    """Return one line per layer or block, and a remark about what is left out.
+
+    For one run a color is a layer. For several a color is a run, and a line style a layer. Those that changed most are
+    shown.
     """
     real = named_layers(groups)
-    found: dict[str, str] = {}
+    recorded: dict[str, str] = {}
     for group in groups:
-        found |= {match["layer"]: name for name in sorted(group.names) if (match := pattern.fullmatch(name))}
-    blocks = _blocks(_in_order(found, real), real)
+        recorded |= {match["layer"]: name for name in sorted(group.names) if (match := pattern.fullmatch(name))}
+    blocks = _blocks(_in_order(recorded, real), real)
     order, most = list(blocks), MOST if groups[0].alone else MOST_OF_SEVERAL
-    changes = {block: max(_change(groups, found[layer]) for layer in members) for block, members in blocks.items()}
-    kept = sorted(sorted(order, key=lambda block: -changes[block])[:most], key=order.index)
+    changes = {block: max(_change(groups, recorded[layer]) for layer in members) for block, members in blocks.items()}
+    shown = sorted(sorted(order, key=lambda block: -changes[block])[:most], key=order.index)
     lines = [
         line
         for group in groups
-        for i, block in enumerate(kept)
-        if (line := _line(group, block, [found[layer] for layer in blocks[block]], i, of_first)) is not None
+        for i, block in enumerate(shown)
+        if (line := _line(group, block, [recorded[layer] for layer in blocks[block]], i, combine)) is not None
     ]
-    return lines, _remark(blocks, len(kept), len(found))
+    return lines, _remark(blocks, len(shown), len(recorded), summed=combine is _total)
 
 
-def _line(group: RunGroup, block: str, names: Sequence[str], place: int, of_first: bool) -> ChartLine | None:
-    """The mean over the layers of a block, with a band from the smallest to the largest."""
-    style = {"color": place} if group.alone else {"dash": place}
-    curves = [
-        curve
-        for name in names
-        for one in group.sound or group.findings
-        if (curve := _read(one.run, name, of_first)) is not None
-    ]
-    if len(names) == 1 or not curves:
-        return group.line(lambda one: _read(one.run, names[0], of_first), block, **style)
+def _line(group: RunGroup, block: str, names: Sequence[str], place: int, combine: Combine) -> ChartLine | None:
+    """Return the mean over the curves of a block, with a band from the smallest to the largest."""
+    curves: list[Points] = []
+    for one in group.sound or group.findings:
+        of_run = [curve for name in names if (curve := finite(one.run, name)) is not None]
+        curves += combine(of_run) if of_run else []
+    if not curves:
+        return None
+    color, dash = (place, 0) if group.alone else (group.color, place)
+    broken = not group.sound
+    until = min(float(one.run_data.steps) for one in group.findings) if broken else math.inf
+    if len(curves) == 1:
+        x, mean = thin(*curves[0], group.points)
+        return ChartLine(group.named(block), x, mean, color, dash, group=group.color, kind=block, until=until)
     x, mean, low, high = band(curves, group.points)
-    label = group.named(block)
-    return ChartLine(
-        label, x, mean, style.get("color", group.color), style.get("dash", 0), low, high, group.color, block
-    )
+    return ChartLine(group.named(block), x, mean, color, dash, low, high, group.color, block, until)
 
 
-def _read(run: Run, name: str, of_first: bool) -> Points | None:
-    curve = finite(run, name)
-    return curve if curve is None or not of_first else (curve[0], shares(curve[1]))
-
-
-def _remark(blocks: Mapping[str, Sequence[str]], kept: int, layers: int) -> str:
+def _remark(blocks: Mapping[str, Sequence[str]], shown: int, layers: int, *, summed: bool) -> str:
     grouped = len(blocks) < layers
     what = "blocks" if grouped else "layers"
-    said = ["A line is the mean over the layers of a block, its band the smallest and the largest."] if grouped else []
-    if len(blocks) > kept:
-        said.append(f"The {kept} {what} that changed most; {len(blocks) - kept} others are in the run.")
-    return " ".join(said)
+    mean = "A line is the mean over the layers of a block, its band the smallest and the largest."
+    remarks = [] if not grouped else ["A line is the sum over the layers of a block."] if summed else [mean]
+    if len(blocks) > shown:
+        remarks.append(f"The {shown} {what} that changed most; {len(blocks) - shown} others are in the run.")
+    return " ".join(remarks)
 
 
 def _blocks(layers: Sequence[str], real: Mapping[str, str]) -> dict[str, list[str]]:
@@ -223,37 +199,90 @@ def _random(groups: Sequence[RunGroup]) -> list[ChartLine]:
     return [ChartLine("random weights", [0.0, end], [value, value], NEUTRAL, dash=3)]
 
 
-# ---- tables
+# ---- the table
 
 
-def _table(
-    key: str,
-    title: str,
-    groups: Sequence[RunGroup],
-    layers: Sequence[str],
-    columns: Mapping[str, Callable[[RunGroup, str], float]],
-) -> Grid:
-    """A row per layer; for many layers one per block, with means, and the layers of each block folded."""
+Column = Callable[[RunGroup, str], float]
+SUMMED = "share of the kernel"
+"""The column that is summed over the layers of a block; the others are averaged."""
+
+
+def _value(name: str) -> Column:
+    """Return a column of what the diagnosis knows of a layer."""
+    return lambda group, layer: float(getattr(group.diagnosis.layers.get(layer), name, math.nan))
+
+
+def _scalar(name: str, at: int) -> Column:
+    """Return a column of a recorded scalar: its mean over runs at the start (0) or the end (-1)."""
+
+    def read(group: RunGroup, layer: str) -> float:
+        return _mean([c[1][at] for run in group.runs if (c := finite(run, f"features/{layer}/{name}")) is not None])
+
+    return read
+
+
+_COLUMNS: Mapping[str, Column] = {
+    "learned": _value("centered_share"),
+    "weights moved, |W − W₀| / |W₀|": _value("distance"),
+    "its input moved": _scalar("moved", -1),
+    SUMMED: _value("kernel_share"),
+    "rise of its kernel's alignment": _value("alignment"),
+    "neural feature correlation at the start": _scalar("uncentered", 0),
+    "at the end": _scalar("uncentered", -1),
+    "of the change": _value("correlation"),
+}
+
+
+def effect(group: RunGroup, layer: str) -> float:
+    """Return how much a layer learned: the share of its agreement with gradients that training made; 0 if unknown."""
+    share = _value("centered_share")(group, layer)
+    return share if math.isfinite(share) else 0.0
+
+
+def _table(groups: Sequence[RunGroup]) -> Grid | None:
+    """Return a row per layer, or per block for many layers, those that learned most first."""
+    recorded = [layer for group in groups for layer in recorded_layers(group)]
     real = named_layers(groups)
-    blocks = _blocks(_in_order(dict.fromkeys(layers, ""), real), real)
-    grouped = len(blocks) < len(layers)
+    blocks = _blocks(_in_order(dict.fromkeys(recorded, ""), real), real)
+    if not blocks:
+        return None
+    grouped = len(blocks) < len(set(recorded))
+    columns = {
+        name: read
+        for name, read in _COLUMNS.items()
+        if any(math.isfinite(read(group, layer)) for group in groups for layer in recorded)
+    }
     body, colors = list[list[Cell]](), []
     parts: dict[str, list[list[Cell]]] = {}
     for group in groups:
         run = [] if group.alone else [group.label]
-        for block, members in blocks.items():
+        for block, members in sorted(blocks.items(), key=lambda item: -_mean([effect(group, one) for one in item[1]])):
             cells = [[read(group, layer) for read in columns.values()] for layer in members]
-            counted = f"{block} ({len(members)} layers)" if len(members) > 1 else block
-            body.append([*run, counted, *(_cell(_mean(column)) for column in zip(*cells, strict=True))])
+            title = f"{block} ({len(members)} layers)" if len(members) > 1 else block
+            combined = zip(columns, zip(*cells, strict=True), strict=True)
+            body.append([*run, title, *(_cell(_block_value(name, column)) for name, column in combined)])
             colors.append(group.color)
             if grouped and len(members) > 1:
                 rows: list[list[Cell]] = [
                     [*run, _real(layer, real), *map(_cell, row)] for layer, row in zip(members, cells, strict=True)
                 ]
-                parts.setdefault(counted, []).extend(rows)
+                parts.setdefault(title, []).extend(rows)
     head = [*([] if groups[0].alone else ["run"]), "block" if grouped else "layer", *columns]
-    note = "Means over the layers of each block; the layers themselves are folded below." if grouped else ""
-    return Grid(key, title, head, body, note, () if groups[0].alone else colors, list(parts.items()))
+    note = _LEARNED + (_OF_BLOCKS if grouped else "")
+    shown = () if groups[0].alone else colors
+    return Grid("layer-learning", "How much each layer learned", head, body, note, shown, list(parts.items()))
+
+
+def recorded_layers(group: RunGroup) -> list[str]:
+    """Return the layers of which weights or neural features were recorded."""
+    pattern = re.compile(r"features/(?P<layer>(?!mean/).+)/uncentered")
+    featured = [match["layer"] for name in sorted(group.names) if (match := pattern.fullmatch(name))]
+    return list(dict.fromkeys([*group.diagnosis.layers, *featured]))
+
+
+def _block_value(name: str, values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) if name == SUMMED and known else _mean(known)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -262,22 +291,21 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _cell(value: float) -> Cell:
-    return Number(f"{value:.3g}", value) if math.isfinite(value) else "–"
+    return Number(written(value, 3), value) if math.isfinite(value) else "–"
 
 
-def _last(group: RunGroup, name: str) -> float:
-    return _mean([curve[1][-1] for run in group.runs if (curve := finite(run, name)) is not None])
-
-
-def _learned(group: RunGroup, layer: str, name: str) -> float:
-    found: LayerLearning | None = group.diagnosis.layers.get(layer)
-    return math.nan if found is None else float(getattr(found, name))
-
+_LEARNED = (
+    "Learned: the part of the agreement between the weights of a layer and its gradients that training made. "
+    "It is not defined for an output layer."
+)
+_OF_BLOCKS = (
+    " Means over the layers of each block, and sums of their shares of the kernel. The layers are folded below."
+)
 
 _FEATURES = """<p>What a layer takes from its input, the neural feature matrix
 <math><msup><mi>W</mi><mi>T</mi></msup><mi>W</mi></math>, against what the network is sensitive to there, the average
 gradient outer product: their correlation grows where features are learned. Centered, both are taken with the change of
-the weights since the start, in which the first step is already visible.</p>"""
+the weights since the start.</p>"""
 
 _LAYERS = """<p>Weights that follow each other align, grow, or both; how far each went from where it began says where
 learning happened.</p>"""

@@ -52,11 +52,13 @@ def number(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def written(value: float) -> str:
-    """A number formatted for a table."""
+def written(value: float, digits: int = 4) -> str:
+    """Return a number with so many significant digits, without an exponent for large ones."""
     if not math.isfinite(value):
         return "–"
-    return f"{value:g}" if float(value).is_integer() and abs(value) < 1e7 else f"{value:.4g}"
+    if 1000 <= abs(value) < 1e15:
+        return f"{value:.0f}"
+    return f"{value:g}" if float(value).is_integer() else f"{value:.{digits}g}"
 
 
 def floats(values: numpy.ndarray) -> dict[str, str]:

@@ -68,10 +68,11 @@ const drawing = (() => {
         owners.push(i, i);
         bands.push({ series: [series.length - 2, series.length - 1], fill: () => `${variable(`--c${line.color}`)}33` });
       }
-      const alone = line.y.filter((y) => y !== null).length === 1;
+      // measurements may lie far apart: few of them are drawn as points
+      const few = block.xAxis === "steps" && line.y.filter((y) => y !== null).length <= 60;
       series.push({
         label: line.label, stroke, width: 2, dash: DASHES[line.dash], spanGaps: true,
-        points: { show: alone, size: 7, fill: stroke },
+        points: { show: few, size: 5, fill: stroke },
       });
       owners.push(i);
     });
