@@ -24,13 +24,13 @@ from featlearn.torch_internals import add_pre_forward_hook, drop_pre_forward_hoo
 
 FREQUENT = ("gap", "moved", "richness", "weights", "layers", "convergence", "test")
 """Quantities of a few passes, which are measured more often than kernels and neural features."""
-FREQUENT_PART = 0.5
+FREQUENT_PART = 0.3
 """Part of the budget for the frequent quantities."""
 LAUNCH = 1e6
 """Multiply-adds that fit into the time in which one op of one pass is launched."""
 FIRST = {"cpu": 3e10, "cuda": 3e12}
 """Largest work of the first measurement, else the probe is reduced: about a second of one core or of a GPU."""
-EARLY = {"cpu": 1.5e10, "cuda": 1.5e12}
+EARLY = {"cpu": 1e10, "cuda": 1e12}
 """Multiply-adds spent before training has earned them: most happens in the first steps."""
 FEWEST = 32
 """Smallest number of samples to which a probe is reduced."""
