@@ -250,7 +250,7 @@ class AuditedModel:
             if is_checked:
                 refuse_random_outputs(batches, isolation.random, measure)
             yield measurement
-            if not is_checked and isolation.random.has_drawn():
+            if not is_checked and isolation.random.has_drawn(at_end=True):
                 refuse_random_outputs(batches, isolation.random, measure)
 
     def _establish(

@@ -43,9 +43,14 @@ class RandomState:
                 self._drew = True
                 _set_generator_state(generator, state)
 
-    def has_drawn(self) -> bool:
-        """Return whether any random number has been drawn since the measurement began."""
+    def has_drawn(self, *, at_end: bool = False) -> bool:
+        """Return whether any random number has been drawn since the measurement began.
+
+        `at_end`: if none has, nothing is left to restore. To read the states takes as long as many ops.
+        """
         self.restore()
+        if at_end and not self._drew:
+            self._generators = []
         return self._drew
 
     def seed(self, seed: int) -> None:

@@ -231,6 +231,8 @@ def _entries(container: Any) -> Any:
 
 def _refill(container: Any, entries: Any) -> None:
     """Give a container its entries back, in their order; an untouched one is not touched."""
+    if type(container) is dict and not container and not entries:
+        return
     kind = _kind_of(type(container))  # type: ignore[arg-type]
     same_size = kind.__len__(container) == len(entries)
     if isinstance(entries, dict):

@@ -1,6 +1,7 @@
 """Copies of the tensors that a model holds, and fingerprints of weights that are too large to copy."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -19,47 +20,59 @@ class TensorCopies:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
         self._places = [tensor.data for tensor in tensors]
-        self._bits = [_bits(place) for place in self._places]
+        self._addresses = [_address(place) for place in self._places]
+        self._entries = [place if place.is_contiguous() else _unrepeated(place) for place in self._places]
         self._copy = self._flattened().clone() if len(tensors) == 1 else self._flattened()
-        pieces = self._copy.split([bits.numel() for bits in self._bits])
-        self._copies = [piece.view(bits.shape) for piece, bits in zip(pieces, self._bits, strict=True)]
         self.copied_bytes = self._copy.nbytes
 
     def _flattened(self) -> Tensor:
-        return self._bits[0].reshape(-1) if len(self._bits) == 1 else flattened(self._bits)
+        return _bits(self._entries[0].reshape(-1) if len(self._entries) == 1 else flattened(self._entries))
+
+    @cached_property
+    def _bits_and_copies(self) -> list[tuple[Tensor, Tensor]]:
+        """The memory of every tensor, and its copy."""
+        bits = [_bits(entries) for entries in self._entries]
+        pieces = self._copy.reshape(-1).split([part.numel() for part in bits])
+        return [(part, piece.view(part.shape)) for part, piece in zip(bits, pieces, strict=True)]
 
     def put_in_place(self) -> list[Tensor]:
         """Give tensors the memory they had. Return those that held something else in another one."""
-        moved = self._moved()
-        for tensor, place in zip(self.tensors, self._places, strict=True):
-            if not _lies_at(tensor, place):
-                tensor.data = place
+        strays = self._strays()
+        moved = self._moved(strays)
+        for k in strays:
+            self.tensors[k].data = self._places[k]
         return moved
 
-    def _moved(self) -> list[Tensor]:
+    def _strays(self) -> list[int]:
+        """Numbers of the tensors that lie in other memory than they did."""
+        pairs = enumerate(zip(self.tensors, self._addresses, strict=True))
+        return [k for k, (tensor, address) in pairs if _address(tensor) != address]
+
+    def _moved(self, strays: Sequence[int]) -> list[Tensor]:
+        """Those of some tensors that hold something else than they did."""
         moved = []
-        for tensor, place, copy in zip(self.tensors, self._places, self._copies, strict=True):
-            if not _lies_at(tensor, place):
-                alike = (tensor.shape, tensor.dtype, tensor.device) == (place.shape, place.dtype, place.device)
-                if not alike or not torch.equal(_bits(tensor.data), copy):
-                    moved.append(tensor)
+        for k in strays:
+            tensor, place = self.tensors[k], self._places[k]
+            alike = (tensor.shape, tensor.dtype, tensor.device) == (place.shape, place.dtype, place.device)
+            if not alike or not torch.equal(_bits(_unrepeated(tensor.data)), self._bits_and_copies[k][1]):
+                moved.append(tensor)
         return moved
 
     def changed(self) -> list[Tensor]:
         """Return the tensors that hold something else than they did, or whose memory does."""
-        return [*(self.tensors[k] for k in self._changed()), *self._moved()]
+        return [*(self.tensors[k] for k in self._changed()), *self._moved(self._strays())]
 
     def _changed(self) -> list[int]:
         if torch.equal(self._flattened(), self._copy):
             return []
-        pairs = zip(self._bits, self._copies, strict=True)
-        return [k for k, (bits, copy) in enumerate(pairs) if not torch.equal(bits, copy)]
+        return [k for k, (bits, copy) in enumerate(self._bits_and_copies) if not torch.equal(bits, copy)]
 
     def restore(self) -> list[Tensor]:
         """Write what has changed, through memory whose writes no version counts. Return the tensors written to."""
         changed = self._changed()
         for k in changed:
-            self._bits[k].copy_(self._copies[k])
+            bits, copy = self._bits_and_copies[k]
+            bits.copy_(copy)
         return [self.tensors[k] for k in changed]
 
     def rewind(self) -> None:
@@ -68,7 +81,7 @@ class TensorCopies:
         if self._copy.device.type == "cpu":
             self.restore()
         else:
-            copy_each(self._bits, self._copies)
+            copy_each(*zip(*self._bits_and_copies, strict=True))
 
 
 class LargeWeights:
@@ -85,7 +98,7 @@ class LargeWeights:
         """Give weights the memory they had. Return those that held something else in another one."""
         moved = []
         for tensor, place, number in zip(self.tensors, self._places, self._fingerprints, strict=True):
-            if not _lies_at(tensor, place):
+            if _address(tensor) != _address(place):
                 if tensor.numel() != place.numel() or int(fingerprint(tensor)) != int(number):
                     moved.append(tensor)
                 tensor.data = place
@@ -146,7 +159,7 @@ def copies_of(tensors: Iterable[Tensor]) -> list[Copies]:
         if not _is_plain(tensor):
             unusual.append(tensor)
             continue
-        kind = (tensor.element_size(), tensor.is_complex(), tensor.device)
+        kind = (tensor.dtype, tensor.device)
         groups.setdefault((kind, sizes.get(kind, 0) // _GROUP_BYTES), []).append(tensor)
         sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
     return [*map(TensorCopies, groups.values()), *([UnusualTensors(unusual)] if unusual else [])]
@@ -164,17 +177,16 @@ def _is_plain(tensor: Tensor) -> bool:
     return plain and not (tensor.is_inference() or tensor.is_nested or tensor.is_neg() or tensor.is_conj())
 
 
+def _unrepeated(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor's entries, those that an expanded one repeats once."""
+    return tensor[tuple([slice(None) if step else slice(0, 1) for step in tensor.stride()])]
+
+
 def _bits(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor's bits as integers, those that an expanded one repeats once."""
-    once = tensor[tuple([slice(None) if step else slice(0, 1) for step in tensor.stride()])]
-    numbers = torch.view_as_real(once) if once.is_complex() else once
+    """Return a view of a tensor's bits as integers."""
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     return numbers.view(INTEGERS[numbers.element_size()])
 
 
-def _lies_at(tensor: Tensor, place: Tensor) -> bool:
-    return (
-        tensor.data_ptr() == place.data_ptr()
-        and tensor.shape == place.shape
-        and tensor.stride() == place.stride()
-        and tensor.dtype == place.dtype
-    )
+def _address(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
