@@ -80,9 +80,6 @@ TABLE = {
     "hardly trained, linear in the weights": (one(1e-7), {**HARDLY, "linear": True}, "lazy", "less than 0.1%"),
     "small, a loss that can fall no further": (one(LOW), {"left": 0.97}, "lazy", "no new features"),
     "small, of an unknown loss": (one(LOW), {"left": None, "learned": None}, "lazy", "no new features"),
-    "small, but departed": (one(LOW), {"departed": True}, "mixed", "not as training of the frozen kernel does"),
-    "small and followed": (one(LOW), {"departed": False}, "lazy", "no new features"),
-    "hardly trained and departed": (one(LOW), {**HARDLY, "departed": True}, "cannot tell", "too early"),
     "head alone under BatchNorm": (
         one(1e-7),
         {"statistics_moved": 0.83},
@@ -114,7 +111,6 @@ TABLE = {
     "thrown far away": (one(2 * OVERSHOT.high), HARDLY, "cannot tell", "Lower the learning rate"),
     "far away, but it learned": (one(2 * OVERSHOT.high), {}, "rich", "it learned features"),
     "grew without rotating": (one(HIGH), ONLY_GREW, "mixed", "its kernel grew 4 times and hardly rotated"),
-    "grew without rotating, departed": (one(HIGH), {**ONLY_GREW, "departed": True}, "mixed", "its kernel grew 4 times"),
     "rotated a little, grew": (
         one(HIGH),
         {"turning": SAME_SHAPE.high / 2, "growth": 4.0},
@@ -122,13 +118,6 @@ TABLE = {
         "Mostly the kernel grew, 4 times; it rotated by 0.01",
     ),
     "kept shape and size": (one(HIGH), {"turning": SAME_SHAPE.low / 2, "growth": 1.0}, "rich", "it learned features"),
-    "kept its shape, and followed": (
-        one(HIGH),
-        {"turning": SAME_SHAPE.low / 2, "growth": 1.0, "departed": False},
-        "mixed",
-        "yet trained as with the frozen kernel of the start",
-    ),
-    "followed, but rotated": (one(HIGH), {"departed": False}, "rich", "it learned features"),
     "nothing known of kernels": (one(HIGH), {"turning": None, "growth": None}, "rich", "it learned features"),
     "late": (
         one(HIGH),
@@ -171,7 +160,6 @@ several = st.builds(Sample, st.floats(0, 3), st.floats(0, 2), st.integers(2, 9),
         growth=maybe,
         left=maybe,
         learned=st.none() | st.booleans(),
-        departed=st.none() | st.booleans(),
         rounding=st.floats(0, 1),
         rich_from=st.floats(1, 1e6) | st.just(math.nan),
     )
@@ -181,7 +169,6 @@ def test_no_headline_contradicts_its_evidence(given: Numbers):
     side = None if given.gap is None else given.gap.side(GAP, given.rounding)
     if verdict.regime == "lazy":
         assert side == -1
-        assert not given.departed
     if verdict.regime in ("rich", "lazy then rich"):
         assert side == 1
     if verdict.regime in ("lazy", "rich", "mixed"):

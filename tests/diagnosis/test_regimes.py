@@ -80,7 +80,6 @@ def test_a_linear_model_is_lazy(tmp_path: Path):
     found = watched(tmp_path / "run", nn.Linear(8, 2), x, x @ torch.randn(8, 2), 120, lr=0.05)
     assert found.regime == "lazy"
     assert float(found.gap) < 1e-4
-    assert float(found.departure) < 0.05
     assert float(found.turning) < 1e-6
 
 
@@ -136,7 +135,3 @@ def test_multi_label_binary_cross_entropy(tmp_path: Path, regime: str):
     else:
         found = watched(tmp_path / "run", network(2, sigma=0.4), x, labels, 600, loss=binary, lr=1.0)
     assert found.regime == regime
-    # the frozen kernel is followed on this loss, too
-    assert float(found.departure) >= 0
-    assert (float(found.departure) < 0.2) == (regime == "lazy")
-    assert float(found.numbers["speedup"]) > 0

@@ -84,7 +84,7 @@ def test_a_loss_without_a_ratio_gives_no_share_of_it(tmp_path: Path, losses: lis
     assert math.isnan(float(diagnosis.numbers["loss_left"]))
     assert f"cannot tell how far the loss fell: {why}" in diagnosis.full
     assert diagnosis.regime == "rich"
-    assert "of the first" not in diagnosis.full.split("speed:")[0]
+    assert "of the first" not in diagnosis.full
 
 
 def test_a_negative_feature_rate_is_no_statement(tmp_path: Path):
@@ -243,4 +243,3 @@ def test_cross_entropy_that_was_not_declared_is_recognized(tmp_path: Path):
     diagnosis = watched(tmp_path / "run", model, x, y, nn.functional.cross_entropy, optimizer, 300)
     assert float(diagnosis.numbers["loss_left"]) < 0.3
     assert "did not fall" not in diagnosis.full
-    assert float(diagnosis.numbers["speedup"]) > 0

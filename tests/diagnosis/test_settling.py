@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from featlearn.diagnosis import diagnose
-from featlearn.diagnosis.loss_speed import LossSpeed
+from featlearn.diagnosis.rates import Rates
 from featlearn.diagnosis.run_data import Curve, RunData
-from featlearn.diagnosis.settling import Settling, _exponents, above_rounding, against_power_law, settling
+from featlearn.diagnosis.settling import Settling, above_rounding, settling
 from featlearn.dynamics import evolving_kernel_descent
 from tests.diagnosis.recording import written
 
@@ -32,7 +32,7 @@ def run(path: Path, stop: float, outputs: int = 1, lr: float = 0.01):
 
 @pytest.mark.parametrize("stop", [0, 60, 150])
 def test_the_kernel_settles_where_it_stops(tmp_path: Path, stop: int):
-    found = settling(LossSpeed(RunData(run(tmp_path / "run", stop))))
+    found = settling(Rates(RunData(run(tmp_path / "run", stop))))
     assert isinstance(found, Settling)
     assert not found.fitted
     # shortly before it stops the prediction is good already; steps that are tried are some apart
@@ -41,7 +41,7 @@ def test_the_kernel_settles_where_it_stops(tmp_path: Path, stop: int):
 
 
 def test_with_several_outputs_the_rate_is_fitted(tmp_path: Path):
-    found = settling(LossSpeed(RunData(run(tmp_path / "run", 100, outputs=3))))
+    found = settling(Rates(RunData(run(tmp_path / "run", 100, outputs=3))))
     assert isinstance(found, Settling)
     assert found.fitted
     assert 40 <= found.step <= 140
@@ -53,11 +53,10 @@ def test_a_kernel_that_never_stops_does_not_settle(tmp_path: Path):
     growth = torch.exp(times / 40)
     kernels = 1e-10 * growth[:, None, None] * kernel
     f = y * -torch.expm1(-1e-10 * 40 * (growth - 1))[:, None, None]  # the integral of the kernel
-    found = settling(LossSpeed(RunData(written(tmp_path / "run", STEPS, kernels, f, y, lr=1.0))))
+    found = settling(Rates(RunData(written(tmp_path / "run", STEPS, kernels, f, y, lr=1.0))))
     assert isinstance(found, Settling)
     assert math.isnan(found.step)
     assert found.error > 0.25
-    assert found.after is None
 
 
 def test_a_loss_at_the_floor_of_its_rounding_is_cut_there():
@@ -71,38 +70,6 @@ def test_a_loss_at_the_floor_of_its_rounding_is_cut_there():
     plateau = above_rounding(Curve(steps, falling + 1e-3))  # a loss that cannot fall further is none of rounding
     assert plateau is not None
     assert plateau.steps.tolist() == STEPS
-
-
-@pytest.mark.parametrize("begin", [10, 600])
-@pytest.mark.parametrize("times", [1.5, 4, 40])
-def test_an_exponential_is_no_power_law_however_late_it_begins(begin: int, times: float):
-    steps = torch.linspace(begin, times * begin, 60, dtype=torch.float64)
-    values = 0.8 * torch.exp(-(steps - begin) / (0.2 * begin))
-    loss = Curve(torch.cat([torch.zeros(1), steps]), torch.cat([torch.ones(1), values]))
-    found = against_power_law(_exponents(loss, Curve(loss.steps, loss.steps), 0.0, math.nan))
-    assert found == ("" if times < 3 else "faster than a power law")
-
-
-def test_a_loss_is_held_against_a_power_law():
-    assert against_power_law((1.0, 1.05)) == "as a power law"
-    assert against_power_law((0.5, 2.0)) == "faster than a power law"
-    assert against_power_law((1.0, 0.5)) == "slower than a power law"
-    assert against_power_law(None) == ""
-
-
-def test_the_exponents_are_those_of_the_loss(tmp_path: Path):
-    """Eigenvalues and task as power laws: loss ~ t^-(a-1)/b, and a kernel that was settled all along."""
-    modes = torch.arange(1, 401, dtype=torch.float64)
-    kernel, y = torch.diag(modes**-1.5), modes[:, None] ** -1.0
-    steps = [0, *sorted({round(10 ** (i / 8)) for i in range(21)})]
-    times = torch.tensor(steps, dtype=torch.float64)
-    f = y - torch.exp(-kernel.diagonal() * times[:, None])[..., None] * y
-    found = settling(LossSpeed(RunData(written(tmp_path / "run", steps, kernel.expand(len(steps), -1, -1), f, y))))
-    assert isinstance(found, Settling)
-    assert found.step == 0
-    assert found.after is not None
-    assert found.after == pytest.approx((0.667, 0.667), abs=0.12)
-    assert against_power_law(found.after) == "as a power law"
 
 
 def test_a_kernel_that_never_moved_is_settled_from_the_start(tmp_path: Path):

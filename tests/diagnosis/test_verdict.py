@@ -57,7 +57,6 @@ def test_the_regime_is_the_one_that_was_made(runs: dict[str, Run], regime: str):
     said = {item.verdict for item in found.evidence if item.topic == "regime"}
     assert regime in said
     assert not {"lazy", "rich"} - {regime} & said
-    assert ("followed" in said) == (regime == "lazy")
     assert all(item.threshold and item.source for item in found.evidence if item.topic == "regime" and item.verdict)
     gap = found.numbers["gap"]
     assert float(gap) == found.gap.test.last
@@ -95,7 +94,6 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
         "plain_gap",
         "features_moved",
         "statistics_moved",
-        "departure",
         "growth",
         "turning",
         "useful",
@@ -119,12 +117,9 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
         "plain_gap",
         "features_moved",
         "statistics_moved",
-        "departure",
         "turning",
         "turning_raw",
         "growth",
-        "speedup",
-        "speedup_rescaled",
         "alignment_rise",
         "loss_left",
         "weights_moved",
@@ -132,7 +127,6 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
     assert told["numbers"]["gap"]["value"] == told["gap"]["value"]["value"] == float(found.gap)
     assert told["gap"]["steps"] == found.gap.steps
     assert len(told["gap"]["values"]) == len(told["gap"]["test"]) == len(found.gap.steps)
-    assert len(told["departure"]["on_test"]) == len(told["departure"]["steps"])
     assert found.to_json() == diagnose(runs["rich"]).to_json()
     assert told["times"]["loss_half"] == found.times["loss_half"]
     assert told["evidence"][0].keys() >= {"topic", "says", "value", "threshold", "source", "spread", "runs", "verdict"}
@@ -164,7 +158,6 @@ def test_runs_of_the_watch_are_read(tmp_path: Path, loss: str | None):
             watch.step(loss=value)
     found = diagnose(watch.run)
     assert found.regime in ("rich", "mixed", "lazy")
-    assert float(found.numbers["speedup"]) > 1
     assert set(found.kernel_machine.errors) == {"final", "initial"}
     assert found.kernel_machine.outputs == "all"
     assert set(found.mechanism) == {"0--2"}
@@ -431,7 +424,7 @@ def test_whatever_is_missing_or_nan_it_is_no_error(small: Run, tmp_path_factory,
     assert isinstance(found, Diagnosis)
     assert found.regime in ("lazy", "rich", "mixed", "lazy then rich", "cannot tell")
     said = {item.verdict for item in found.evidence if item.topic == "regime"}
-    assert not (found.regime == "lazy" and said & {"departed", "rich"})
+    assert not (found.regime == "lazy" and said & {"rich"})
     assert str(found)
     json.loads(found.to_json())
 
@@ -480,8 +473,7 @@ def test_a_damaged_array_is_an_error_not_another_verdict(small: Run, tmp_path: P
 def test_no_other_kernel_is_taken_for_the_first(runs: dict[str, Run], tmp_path: Path, regime: str):
     run, whole = runs[regime], diagnose(runs[regime])
     without = diagnose(copied(run, tmp_path / "run", "kernel", 0, Path.unlink))
-    unknown = ("speedup", "speedup_rescaled", "turning", "departure")
-    assert all(math.isnan(float(without.numbers[name])) for name in unknown)
+    assert math.isnan(float(without.numbers["turning"]))
     assert math.isnan(without.feature_rate)
     assert without.kernel_machine.of is None
     # what was measured against it in training is left
@@ -492,7 +484,6 @@ def test_no_other_kernel_is_taken_for_the_first(runs: dict[str, Run], tmp_path: 
     assert without.regime == regime
     said = [item.says for item in without.evidence]
     assert "cannot tell how far the kernel rotated: the first kernel and a later one were not both recorded" in said
-    assert any("the first kernel, with outputs and targets, is not there" in one for one in said)
 
 
 def test_numbers_that_were_not_measured_before_training_are_held_against_nothing(runs: dict[str, Run], tmp_path: Path):
@@ -500,7 +491,7 @@ def test_numbers_that_were_not_measured_before_training_are_held_against_nothing
     lines = (tmp_path / "run" / "scalars.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "run" / "scalars.jsonl").write_text("".join(lines[1:]))
     found = diagnose(tmp_path / "run")
-    names = ("gap", "alignment_rise", "loss_left", "speedup")
+    names = ("gap", "alignment_rise", "loss_left")
     assert all(math.isnan(float(found.numbers[name])) for name in names)
     assert math.isnan(found.times["loss_half"])
     assert found.mechanism == {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from featlearn.diagnosis.findings import Findings
-from featlearn.diagnosis.loss_speed import Unknown
+from featlearn.diagnosis.rates import Unknown
 from featlearn.reporting.content_blocks import thin
 from featlearn.reporting.matrix_sections import smaller
 from featlearn.reporting.predicted_loss import PredictedLoss, predicted_loss

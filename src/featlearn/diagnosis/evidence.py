@@ -23,8 +23,6 @@ CALIBRATED = (
 GAP = Threshold(0.15, 0.25, CALIBRATED)
 """Linearization gap at the end. Lazy calibration runs had at most 0.089, rich ones at least 0.60; along the output
 scale it goes from one to the other in two decades, and an output times 3 has 0.24 to 0.28."""
-DEPARTED = Threshold(0.3, 0.3, CALIBRATED)
-"""Departure from training with the frozen first kernel; above, the headline cannot be lazy."""
 TURNED = Threshold(0.02, 0.1, CALIBRATED)
 """1 - cosine of the first and the last kernel, centered."""
 FEATURES_MOVED = Threshold(0.02, 0.02, "features: by choice, a relative change of 2 %")
@@ -49,12 +47,49 @@ FITTED = Threshold(
 ALIGNMENT_ROSE = Threshold(0.02, 0.09, CALIBRATED)
 """Rise of centered kernel-task alignment. Lazy runs had at most 0.084, most of them less than 0.02; rich ones had any
 value, also negative ones."""
-SPEED = Threshold(
-    2.5, 10.0, "speed: of perceptrons and CNNs with scaled outputs, lazy ones had at most 2.1, rich ones at least 18"
+OVERSHOT = Threshold(10.0, 10.0, "overshoot: by choice, the linearization misses ten times what changed")
+"""With a loss that has hardly fallen, such a gap is that of weights that were thrown far away, not of features."""
+FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features may still come")
+NORM_GREW = Threshold(
+    10.0,
+    10.0,
+    "silent alignment: by definition, the kernel passes 10 % of its final norm (Atanasov et al. 2022, Fig. 1, App. J); "
+    "a rise of alignment is what counts as one for the regime",
 )
-"""How many times longer the frozen first kernel takes; for information."""
-SHAPE_SPEED = Threshold(1.3, 1.3, "shape: lazy runs, whose kernel keeps its shape, had at most 1.26")
-"""As SPEED, with the kernel rescaled to its later size: above this, growth alone does not explain the speed."""
+MACHINE = Threshold(
+    0.1,
+    0.1,
+    "kernel machine: in Atanasov et al. 2022, Fig. 1, the final kernel is off by 0.03, the initial one by 0.3",
+)
+SPECIALIZED = Threshold(
+    0.02,
+    0.02,
+    "specialization: linear networks, which cannot specialize, have 0.01 (Shan & Bordelon 2021a, Sec. 6)",
+)
+LAYER_CHANGED = Threshold(0.05, 0.05, "mechanism: by choice, a change of alignment or norms by 5 %")
+SETTLED = Threshold(0.25, 0.25, "settled: by choice, an error of a quarter in ln loss")
+MOVED = Threshold(0.02, 0.02, "features: by choice, a relative change of 2 %")
+"""Relative change of the representation that enters the last trained map."""
+STATISTICS_MOVED = Threshold(0.05, 0.05, "statistics: by choice, buffers alone change the features by 5 %")
+LINEAR_IN_WEIGHTS = 1e-3
+"""A gap below this share of the relative change of the weights is that of a model linear in its trained weights."""
+MOVED_OUTPUTS = 0.3
+"""Change of the predictions, relative to what was to be learned, from which enough was learned to judge the regime."""
+SAME_SHAPE = Threshold(
+    0.001,
+    0.02,
+    "shape: rich runs turned by at least 0.0047; below the first number a kernel has "
+    "only grown, below the second it has mostly grown",
+)
+GREW = Threshold(2.0, 2.0, "growth: by choice")
+LOW_RANK = Threshold(0.2, 0.5, "low-rank richness: by choice; 0 is neural collapse")
+STATIONARY = Threshold(0.3, 0.7, "features at convergence: by choice; 1 is a stationary point of the decayed loss")
+FITTED = Threshold(
+    0.25, 0.25, "lazy then rich: by choice, the loss fell to a quarter of the first while the gap was lazy"
+)
+ALIGNMENT_ROSE = Threshold(0.02, 0.09, CALIBRATED)
+"""Rise of centered kernel-task alignment. Lazy runs had at most 0.084, most of them less than 0.02; rich ones had any
+value, also negative ones."""
 OVERSHOT = Threshold(10.0, 10.0, "overshoot: by choice, the linearization misses ten times what changed")
 """With a loss that has hardly fallen, such a gap is that of weights that were thrown far away, not of features."""
 FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features may still come")

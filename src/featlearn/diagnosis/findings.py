@@ -8,15 +8,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from featlearn.diagnosis.departure import Departure, departure
 from featlearn.diagnosis.events import Events, crossing, events
 from featlearn.diagnosis.evidence import FALLEN, FITTED, GAP, LINEAR_IN_WEIGHTS, MOVED_OUTPUTS, NOT_KNOWN
 from featlearn.diagnosis.gap_curve import GapCurve, gap_curve
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, layer_learning, mechanisms
-from featlearn.diagnosis.loss_speed import LossSpeed, SpeedRatio, Unknown
 from featlearn.diagnosis.machine import KernelMachine, kernel_machine
 from featlearn.diagnosis.moved_features import MovedFeatures, moved_features, recorded_estimate
 from featlearn.diagnosis.opinions import Opinion, opinions
+from featlearn.diagnosis.rates import Rates, Unknown
 from featlearn.diagnosis.run_data import Curve, RunData, fell
 from featlearn.diagnosis.settling import Settling, settling
 from featlearn.diagnosis.usefulness import Usefulness, usefulness
@@ -40,17 +39,12 @@ class Findings:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.run_data = RunData(run)
-        self.loss_speed = LossSpeed(self.run_data)
+        self.rates = Rates(self.run_data)
 
     @cached_property
     def gap(self) -> GapCurve:
         """The linearization gap."""
         return gap_curve(self.run_data)
-
-    @cached_property
-    def departure(self) -> Departure:
-        """Distance from training with the frozen first kernel."""
-        return departure(self.run_data)
 
     @cached_property
     def useful(self) -> Usefulness:
@@ -152,9 +146,9 @@ class Findings:
         return found if found >= LATER * step else math.nan
 
     @cached_property
-    def opinions(self) -> tuple[Opinion, ...]:
-        """What other metrics say of the regime."""
-        return opinions(self.run_data, self.turning, self.events.rise, settled=self.settled_loss)
+    def opinions(self) -> dict[str, Opinion]:
+        """Metrics that need no kernel, by name."""
+        return opinions(self.run_data, settled=self.settled_loss)
 
     @cached_property
     def constant_target(self) -> bool:
@@ -171,11 +165,6 @@ class Findings:
         return math.nan if distance is None else distance.last
 
     @cached_property
-    def speed(self) -> SpeedRatio | Unknown:
-        """Speed of the loss relative to the frozen first kernel."""
-        return self.loss_speed.speed
-
-    @cached_property
     def events(self) -> Events:
         """Event times."""
         return events(self.run_data)
@@ -183,7 +172,7 @@ class Findings:
     @cached_property
     def settling(self) -> Settling | Unknown:
         """When the kernel settled."""
-        return settling(self.loss_speed)
+        return settling(self.rates)
 
     @cached_property
     def machine(self) -> KernelMachine:

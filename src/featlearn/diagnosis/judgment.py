@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from featlearn.diagnosis.departure import departs
 from featlearn.diagnosis.events import crossing
 from featlearn.diagnosis.evidence import (
-    DEPARTED,
     FALLEN,
     FEATURES_MOVED,
     GAP,
@@ -23,7 +21,6 @@ from featlearn.diagnosis.evidence import (
     sample_of,
 )
 from featlearn.diagnosis.findings import Findings
-from featlearn.diagnosis.loss_speed import SpeedRatio
 from featlearn.diagnosis.words import percent, percent_with_error
 from featlearn.linalg.estimate import Estimate
 
@@ -68,8 +65,6 @@ class Numbers:
     """Whether enough was learned for a regime."""
     linear: bool = False
     """Whether the model is linear in its trained weights."""
-    departed: bool | None = None
-    """Whether training left the frozen first kernel, by more than the replay's own error."""
     began: float = math.nan
     """First step at which the gap was rich for good; nan if unknown."""
     rich_from: float = math.nan
@@ -82,18 +77,14 @@ class Numbers:
 
 def numbers(findings: Sequence[Findings]) -> dict[str, Estimate]:
     """Return the numbers behind the regime, as means over runs with their errors; nan if unknown."""
-    speeds = [one.speed for one in findings if isinstance(one.speed, SpeedRatio)]
     return {
         "gap": estimate_of(sample_of([one.gap.value for one in findings])),
         "plain_gap": estimate_of(sample_of([one.gap.plain_value for one in findings])),
         "features_moved": estimate_of(sample_of([one.features_moved for one in findings])),
         "statistics_moved": estimate_of(sample_of([one.statistics_moved for one in findings])),
-        "departure": estimate_of(sample_of([one.departure.value for one in findings])),
         "turning": estimate_of(sample_of([one.turning for one in findings])),
         "turning_raw": estimate_of(sample([one.turning_raw for one in findings])),
         "growth": estimate_of(sample_of([one.growth for one in findings], logarithmic=True)),
-        "speedup": estimate_of(sample_of([speed.frozen for speed in speeds], logarithmic=True)),
-        "speedup_rescaled": estimate_of(sample_of([speed.rescaled for speed in speeds], logarithmic=True)),
         "alignment_rise": estimate_of(sample([one.events.rise for one in findings])),
         "loss_left": estimate_of(sample([one.loss_left for one in findings])),
         "weights_moved": estimate_of(sample([one.weights_moved for one in findings])),
@@ -102,8 +93,6 @@ def numbers(findings: Sequence[Findings]) -> dict[str, Estimate]:
 
 def regime_numbers(findings: Sequence[Findings]) -> Numbers:
     """Return what the regime rests on."""
-    departures = [departs(one.departure, DEPARTED.high) for one in findings]
-    known = [one for one in departures if one is not None]
     enough = [one.learned for one in findings]
     places = {one.gap.where for one in findings if one.gap.known}
     unfrozen = max(one.run_data.unfrozen for one in findings)
@@ -119,7 +108,6 @@ def regime_numbers(findings: Sequence[Findings]) -> Numbers:
         left=sample([one.loss_left for one in findings]),
         learned=False if False in enough else None if None in enough else True,
         linear=all(one.linear for one in findings),
-        departed=2 * sum(known) > len(known) if known else None,
         began=mean([_began(one) for one in findings]),
         rich_from=rich_from(findings),
         unfrozen=unfrozen,
@@ -203,12 +191,6 @@ def _too_early(given: Numbers, gap: Sample, side: int) -> Verdict:
 
 
 def _lazy(given: Numbers, gap: Sample) -> Verdict:
-    if given.departed:
-        return Verdict(
-            regime="mixed",
-            headline="mixed: its outputs moved linearly in the weights, but not as training of the frozen kernel does.",
-            number=_misses(given, gap),
-        )
     statistics = given.statistics_moved
     if statistics is not None and statistics.side(STATISTICS_MOVED) == 1:
         return Verdict(
@@ -236,16 +218,10 @@ def _left_linearization(given: Numbers, gap: Sample) -> Verdict:
             number=f"{number} The features moved by {percent(moved.mean)}.",
         )
     same_shape = turned is not None and turned.side(SAME_SHAPE) == -1
-    if same_shape and turned is not None and grew is not None and grew.side(GREW) == 1:
+    if same_shape and grew is not None and grew.side(GREW) == 1:
         return Verdict(
             regime="mixed",
             headline=f"it learned faster, but few features: its kernel grew {grew.mean:.3g} times and hardly rotated.",
-            number=number,
-        )
-    if given.departed is False and same_shape:
-        return Verdict(
-            regime="mixed",
-            headline="mixed: not linear in the weights, yet trained as with the frozen kernel of the start.",
             number=number,
         )
     if turned is not None and grew is not None and turned.mean < SAME_SHAPE.high and grew.side(GREW) == 1:

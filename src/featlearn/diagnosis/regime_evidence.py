@@ -4,14 +4,11 @@ import math
 from collections.abc import Sequence
 
 from featlearn.diagnosis.evidence import (
-    DEPARTED,
     FALLEN,
     FEATURES_MOVED,
     FITTED,
     GAP,
     GREW,
-    SHAPE_SPEED,
-    SPEED,
     STATISTICS_MOVED,
     TURNED,
     Evidence,
@@ -24,7 +21,6 @@ from featlearn.diagnosis.evidence import (
 )
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.judgment import Numbers, Regime
-from featlearn.diagnosis.loss_speed import SpeedRatio, Unknown
 from featlearn.diagnosis.usefulness import Helped, Usefulness
 from featlearn.diagnosis.words import list_layers, percent, points
 
@@ -43,9 +39,7 @@ def regime_evidence(findings: Sequence[Findings], given: Numbers) -> list[Eviden
         *_warnings(findings),
         *_about_gap(findings, given),
         *_about_features(findings, given),
-        *_about_departure(findings, given.departed),
         *_about_kernel(findings, given),
-        *_about_speed([one.speed for one in findings]),
         *_about_loss(findings, given),
         *_about_use(findings),
     ]
@@ -64,7 +58,7 @@ def breakdowns(findings: Sequence[Findings]) -> list[Evidence]:
 def _warnings(findings: Sequence[Findings]) -> list[Evidence]:
     """Return warnings about what makes the numbers of kernels less reliable; they do not concern the gap."""
     kinds = sorted({kind for one in findings if (kind := one.run_data.optimizer[0]) not in ("", "SGD")})
-    notes = [f"the steps of {kind} do not follow the tangent kernel: speeds are less certain" for kind in kinds]
+    notes = [f"the steps of {kind} do not follow the tangent kernel: times are less certain" for kind in kinds]
     if any(one.run_data.batch_norm for one in findings):
         notes.append("the network has BatchNorm; its kernels are those of eval mode, not of the steps of training")
     unfrozen = max(one.run_data.unfrozen for one in findings)
@@ -131,18 +125,6 @@ def _about_features(findings: Sequence[Findings], given: Numbers) -> list[Eviden
     return statements
 
 
-def _about_departure(findings: Sequence[Findings], departed: bool | None) -> list[Evidence]:
-    """Return the departure from training with the frozen first kernel, where it says anything."""
-    known = [one.departure for one in findings if math.isfinite(float(one.departure))]
-    departure = sample_of([one.value for one in known])
-    if departure is None or departed is None:
-        return []
-    where = "on test points" if all(one.test is not None for one in known) else "on the probe"
-    says = f"training with the frozen first kernel comes no nearer to the network than {departure.words} {where}"
-    verdict = "departed" if departed else "followed"
-    return [evidence("regime", says, departure, f"lazy at most {DEPARTED.high:g}", DEPARTED, verdict)]
-
-
 def _about_kernel(findings: Sequence[Findings], given: Numbers) -> list[Evidence]:
     """Return rotation and growth of the kernel."""
     turned, grew = given.turning, given.growth
@@ -163,25 +145,6 @@ def _about_kernel(findings: Sequence[Findings], given: Numbers) -> list[Evidence
         against = f"grown above {GREW.high:g}, shrunk below {1 / GREW.high:g}"
         statements.append(evidence("regime", says, grew, against, GREW, told))
     return statements
-
-
-def _about_speed(speeds: Sequence[SpeedRatio | Unknown]) -> list[Evidence]:
-    known = [speed for speed in speeds if isinstance(speed, SpeedRatio)]
-    frozen = sample_of([speed.frozen for speed in known], logarithmic=True)
-    rescaled = sample_of([speed.rescaled for speed in known], logarithmic=True)
-    if frozen is None or rescaled is None:
-        reasons = "; ".join(sorted({speed.reason for speed in speeds if isinstance(speed, Unknown)}))
-        return [unknown("speed", f"how much faster it learned than its first kernel would: {reasons}")]
-    least = "at least " if any(speed.bound for speed in known) else ""
-    level = sum(speed.level for speed in known) / len(known)
-    says = f"to {percent(level)} of the first loss, the frozen first kernel takes {least}{frozen.words} times as long"
-    grown = f"with the norm it has later, the first kernel takes {least}{rescaled.words} times as long"
-    shape = "shape" if rescaled.side(SHAPE_SPEED) == 1 else "cannot tell" if least else "growth"
-    against = f"above {SHAPE_SPEED.high:g} its change of shape made training faster"
-    return [
-        evidence("speed", says, frozen, _limits(SPEED), SPEED, SIDES[frozen.side(SPEED)]),
-        evidence("speed", grown, rescaled, against, SHAPE_SPEED, shape),
-    ]
 
 
 def _about_loss(findings: Sequence[Findings], given: Numbers) -> list[Evidence]:

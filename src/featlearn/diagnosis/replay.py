@@ -50,12 +50,8 @@ class Replay:
             f = self._moved(f, values, vectors, rate * length)
         return self._loss(f)
 
-    def frozen_loss(self, rated_time: float) -> float:
-        """Loss after rate times time, with the first kernel."""
-        return self._loss(self._moved(self.start, *self._modes[0], rated_time))
-
     def frozen_losses(self, rated_times: Tensor) -> Tensor:
-        """(T,): the same at several times, in order."""
+        """Losses (T,) after rate times time, in order, with the first kernel."""
         values, vectors = self._modes[0]
         if not self.kind.logistic:
             # in eigenmodes; residuals in the null space stay
@@ -88,18 +84,6 @@ class Replay:
     def rate_to(self, level: float) -> float | None:
         """The rate at which the loss reaches `level` at the last time; None if none is found."""
         return _crossing(lambda rate: self.loss(rate) - level, 1 / self._scale(float(self.times[-1])))
-
-    def frozen_time(self, level: float, longest: float) -> float:
-        """Rate times time that the first kernel needs to reach a level, at most `longest`.
-
-        For cross-entropy that is too stiff to integrate so far, the result is a smaller lower bound.
-        """
-        if self.kind.logistic:
-            longest = min(longest, 0.99 * STRIDE * SUBSTEPS / max(float(self._modes[0][0][-1]), 1e-300))
-        if self.frozen_loss(longest) > level:
-            return longest
-        found = _crossing(lambda time: self.frozen_loss(time) - level, min(longest, 1 / self._scale(1.0)))
-        return longest if found is None else min(found, longest)
 
     def _scale(self, time: float) -> float:
         """A typical decay rate of the first kernel times a time."""

@@ -80,8 +80,6 @@ class RunData:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._arrays: dict[tuple[str, int, str], Tensor | None] = {}
-        self.paths: dict[tuple[str, int], Any] = {}
-        """Training with frozen kernels, by array and step: several statements need the same path."""
 
     @cached_property
     def _lines(self) -> list[tuple[int, Mapping[str, float]]]:
@@ -158,6 +156,11 @@ class RunData:
             return None
         steps, values = torch.tensor(pairs, dtype=torch.float64).mT.contiguous()
         return Curve(steps, values)
+
+    def last(self, name: str) -> float:
+        """The last finite value of a scalar; nan if there is none."""
+        curve = self.curve(name, least=1)
+        return math.nan if curve is None else curve.last
 
     def since_start(self, name: str) -> Curve | None:
         """The same; None if it was not measured before training."""

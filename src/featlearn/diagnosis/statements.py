@@ -11,7 +11,6 @@ from featlearn.diagnosis.evidence import (
     MACHINE,
     MOVED,
     NORM_GREW,
-    POWER_LAW,
     SETTLED,
     SPECIALIZED,
     Evidence,
@@ -25,9 +24,9 @@ from featlearn.diagnosis.evidence import (
 )
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, name_of
-from featlearn.diagnosis.loss_speed import Unknown
 from featlearn.diagnosis.machine import KernelMachine
-from featlearn.diagnosis.settling import STILL, Settling, against_power_law
+from featlearn.diagnosis.rates import Unknown
+from featlearn.diagnosis.settling import STILL, Settling
 from featlearn.diagnosis.words import LISTED, list_layers, percent
 
 
@@ -78,19 +77,20 @@ def _unknown_reason(one: Findings) -> str:
 
 
 def assess_opinions(findings: Sequence[Findings]) -> list[Evidence]:
-    """What other metrics of richness say, each by itself."""
-    found = []
-    for name in dict.fromkeys(one.name for each in findings for one in each.opinions):
-        given = [one for each in findings for one in each.opinions if one.name == name]
-        said = sorted({one.says for one in given})
-        value = mean([one.value for one in given])
-        says = f"{name} {value:.3g}: {' and '.join(said)} ({given[0].about})"
-        found.append(Evidence("second opinions", says, value, "", "", runs=len(given), verdict="/".join(said)))
-    return found
+    """Return the metrics that need no kernel, each by itself."""
+    statements = []
+    for name in dict.fromkeys(name for one in findings for name in one.opinions):
+        known = [one.opinions[name] for one in findings if name in one.opinions]
+        verdicts = sorted({opinion.says for opinion in known})
+        value = mean([opinion.value for opinion in known])
+        says = f"{name} {value:.3g}: {' and '.join(verdicts)} ({known[0].about})"
+        verdict = "/".join(verdicts)
+        statements.append(Evidence("second opinions", says, value, "", "", runs=len(known), verdict=verdict))
+    return statements
 
 
 def assess_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]]:
-    """When the kernel settled, and how the loss fell before and after."""
+    """When the kernel settled."""
     topic = "the kernel settled"
     known = [one.settling for one in findings if isinstance(one.settling, Settling)]
     error = sample([one.error for one in known])
@@ -112,19 +112,8 @@ def assess_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]
         )
         if still:
             says = f"from the start{some}: the kernel changed by {error.words} of its norm"
-    told = "no" if math.isnan(step) else "yes"
-    statements = [evidence(topic, says, error, f"at most {STILL if still else SETTLED.high:g}", SETTLED, told)]
-    early = "all the while" if math.isnan(step) else "before"
-    for place, word in (("before", early), ("after", "from then on")):
-        pairs = [getattr(one, place) for one in known if math.isfinite(one.step) == math.isfinite(step)]
-        exponents = next((pair for pair in pairs if pair is not None), None)
-        way = against_power_law(exponents)
-        if exponents is not None and way:
-            says = f"{word}, the loss fell {way}: local exponents {exponents[0]:.2g}, then {exponents[1]:.2g}"
-            within = f"a power law: ratio of exponents within {POWER_LAW.low:g} to {POWER_LAW.high:g}"
-            change = exponents[1] / exponents[0] if exponents[0] else math.nan
-            statements.append(Evidence(topic, says, change, within, POWER_LAW.source, verdict=way))
-    return step, statements
+    verdict = "no" if math.isnan(step) else "yes"
+    return step, [evidence(topic, says, error, f"at most {STILL if still else SETTLED.high:g}", SETTLED, verdict)]
 
 
 def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, list[Evidence]]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from featlearn.diagnosis.departure import Departure
 from featlearn.diagnosis.evidence import Evidence
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.gap_curve import GapCurve
@@ -56,9 +55,8 @@ class Diagnosis:
     why_helped: str
     """the same in a sentence, with its numbers"""
     numbers: Mapping[str, Estimate]
-    """each with its error, nan if unknown: gap, features_moved, departure, turning, growth, loss_left, which decide the
-    regime; for information plain_gap, statistics_moved, turning_raw, speedup, speedup_rescaled, alignment_rise,
-    weights_moved"""
+    """each with its error, nan if unknown: gap, features_moved, turning, growth, loss_left, which decide the
+    regime; for information plain_gap, statistics_moved, turning_raw, alignment_rise, weights_moved"""
     gap: GapCurve
     """the linearization gap of the first run: `float()` at the end, `.steps` and `.values`, `.test`, `.where`"""
     plain_gap: Estimate
@@ -67,8 +65,6 @@ class Diagnosis:
     """relative change of what enters the last trained map, of the first run; `.by_layer`, `.cka`"""
     statistics_moved: Estimate
     """the same by running statistics alone"""
-    departure: Departure
-    """distance of the first run from training with its frozen first kernel, on probe and test points"""
     growth: Estimate
     """norm of the last kernel divided by that of the first"""
     turning: Estimate
@@ -76,7 +72,7 @@ class Diagnosis:
     useful: Usefulness
     """test errors of the first run: the network, kernel regression, the best constant prediction"""
     opinions: Mapping[str, Opinion]
-    """what other cheap metrics say of the first run, by name"""
+    """metrics of the first run that need no kernel, by name"""
     silent: bool | None
     """whether alignment was complete before kernel norm and loss moved; None if unknown"""
     kernel_machine: KernelMachine
@@ -201,11 +197,10 @@ def diagnose_findings(findings: Sequence[Findings]) -> Diagnosis:
         plain_gap=first.gap.plain_value,
         features_moved=first.features_moved,
         statistics_moved=first.statistics_moved,
-        departure=first.departure,
         growth=estimates["growth"],
         turning=estimates["turning"],
         useful=first.useful,
-        opinions={opinion.name: opinion for opinion in first.opinions},
+        opinions=first.opinions,
         silent=silent,
         kernel_machine=machine,
         mechanism=mechanism,

@@ -101,7 +101,6 @@ def _broken(group: RunGroup, _: Diagnosis) -> str:
 
 _NUMBERS: Mapping[str, Callable[[RunGroup, Diagnosis], Cell]] = {
     "linearization gap": lambda _, diagnosis: estimate_cell(diagnosis.numbers["gap"]),
-    "departure": lambda _, diagnosis: estimate_cell(diagnosis.numbers["departure"]),
     "kernel turned": lambda _, diagnosis: estimate_cell(diagnosis.turning),
     "kernel grew": lambda _, diagnosis: estimate_cell(diagnosis.growth),
     "test error, first → last kernel": _kernel_errors,

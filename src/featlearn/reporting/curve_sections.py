@@ -8,9 +8,9 @@ from typing import Any
 import numpy
 
 from featlearn.diagnosis.events import alignment_curve
-from featlearn.diagnosis.evidence import DEPARTED, GAP
+from featlearn.diagnosis.evidence import GAP
 from featlearn.diagnosis.findings import Findings
-from featlearn.diagnosis.loss_speed import Unknown
+from featlearn.diagnosis.rates import Unknown
 from featlearn.diagnosis.run_data import Curve
 from featlearn.reporting.content_blocks import Chart, ChartLine, Grid, Level, Mark, Section, Window, in_full
 from featlearn.reporting.groups import RunGroup
@@ -80,49 +80,15 @@ def _loss(groups: Sequence[RunGroup], theory: Overlay) -> tuple[list[Chart], lis
 
 
 def frozen(groups: Sequence[RunGroup]) -> Section:
-    """Against training with the frozen first kernel: the departure over steps, and for several runs the losses."""
+    """For several runs, the losses that frozen and recorded kernels predict; a single run has them beside its loss."""
     charts, missing = [], list[str]()
-    kinds = {"on_test": "on test points", "on_probe": "on the probe"}
-    lines = [
-        group.line(lambda one, p=place: _departures(one, p), label, dash=dash)  # type: ignore[misc]
-        for group in groups
-        for dash, (place, label) in enumerate(kinds.items())
-    ]
-    if present(lines):
-        levels = [Level(DEPARTED.high, f"departed above {DEPARTED.high:g}")]
-        charts.append(
-            Chart(
-                "departure",
-                "Departure from the frozen first kernel",
-                _apart(groups, present(lines)),
-                "|g − f| / |f − f₀|, from its path",
-                levels=levels,
-                least=(0.0, 0.5),
-            )
-        )
-    missing += [
-        f"{group.label}: no departure, as {one.departure.reason}"
-        for group in groups
-        for one in group.findings
-        if one.departure.reason
-    ]
     if not groups[0].alone:
-        predicted, absent, note = _predictions(groups)
-        missing += absent
+        predicted, missing, note = _predictions(groups)
         if predicted:
             charts.append(
                 Chart("loss-predicted", "Loss that kernels predict", predicted, _unit(groups), y_axis="log", note=note)
             )
     return Section("frozen", "Against the frozen first kernel", _FROZEN, charts, list(dict.fromkeys(missing)))
-
-
-def _departures(one: Findings, place: str) -> Points | None:
-    pairs = [
-        (float(s), v)
-        for s, v in zip(one.departure.steps, getattr(one.departure, place), strict=True)
-        if math.isfinite(v)
-    ]
-    return ([s for s, _ in pairs], [v for _, v in pairs]) if pairs else None
 
 
 def _predictions(groups: Sequence[RunGroup]) -> tuple[list[ChartLine], list[str], str]:

@@ -122,7 +122,6 @@ _SECTIONS: tuple[Build, ...] = (
 
 FIGURES: dict[str, tuple[Build, str]] = {
     "gap": (curve_sections.overview, "gap"),
-    "departure": (_without_theory(curve_sections.frozen), "departure"),
     "loss": (curve_sections.overview, "loss"),
     "accuracy": (curve_sections.overview, "accuracy"),
     "timeline": (curve_sections.timeline, "timeline"),

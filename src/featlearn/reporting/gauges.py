@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from featlearn.diagnosis import Diagnosis
-from featlearn.diagnosis.evidence import DEPARTED, GAP, GREW, TURNED, Threshold
+from featlearn.diagnosis.evidence import GAP, GREW, TURNED, Threshold
 from featlearn.linalg.estimate import Estimate
 from featlearn.reporting.content_blocks import Cell, Number
 from featlearn.reporting.markup import Html, tag, text, written
@@ -110,7 +110,7 @@ def _shares(value: float) -> Scale:
 
 def gauges(found: Diagnosis) -> list[Gauge]:
     """Return the numbers that are known, the one that decides first."""
-    tested, gap = found.departure.test is not None, found.numbers["gap"]
+    gap = found.numbers["gap"]
     made = [
         _estimate_gauge(
             "Linearization gap",
@@ -120,14 +120,6 @@ def gauges(found: Diagnosis) -> list[Gauge]:
             _shares(float(gap)),
             GAP,
             ("lazy", "between", "rich"),
-        ),
-        _estimate_gauge(
-            "Departure from the frozen first kernel",
-            f"how far outputs on {'test points' if tested else 'the probe'} are from training with it",
-            found.numbers["departure"],
-            Scale(0.0, 1.0, (0.0, 0.5, 1.0)),
-            DEPARTED,
-            ("followed", "departed"),
         ),
         _estimate_gauge(
             "Rotation of the kernel",
@@ -154,7 +146,6 @@ def unknown_numbers(found: Diagnosis) -> list[str]:
     """The numbers that are not known, with the reason."""
     reasons = {
         "the linearization gap": (float(found.numbers["gap"]), found.gap.reason),
-        "the departure from the frozen first kernel": (float(found.numbers["departure"]), found.departure.reason),
         "how far the kernel rotated": (float(found.turning), "the first kernel and a later one are needed"),
         "whether that helped": (found.useful.network, found.useful.reason),
     }

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.findings import Findings
-from featlearn.diagnosis.loss_speed import SpeedRatio, TimeScale, Unknown
+from featlearn.diagnosis.rates import Unknown
 from featlearn.diagnosis.replay import Replay
 from featlearn.diagnosis.run_data import Curve
 from featlearn.dynamics import kernel_descent
@@ -33,30 +33,24 @@ class PredictedLoss:
 
 def predicted_loss(findings: Findings) -> PredictedLoss | Unknown:
     """The losses on the probe that the recorded kernels of a run predict."""
-    loss_speed, run_data = findings.loss_speed, findings.run_data
+    rates, run_data = findings.rates, findings.run_data
     loss, steps = run_data.loss, run_data.kernel_steps
     if loss is None or len(steps) < 2 or steps[0] != 0:
         return Unknown("kernels with outputs and targets, from step 0 on, and the loss on the probe are needed")
-    speed, time_scale = loss_speed.speed, loss_speed.time_scale
-    single = loss_speed.targets.shape[1] == 1
-    # with several outputs the recorded kernels omit terms between them; a fitted rate compensates for that
-    if isinstance(speed, SpeedRatio) and not (single and isinstance(time_scale, TimeScale)):
-        rate, source = speed.rate, "the one with which the recorded kernels come to the measured loss"
-    elif isinstance(time_scale, TimeScale):
-        rate, source = time_scale.rate, time_scale.source
-    else:
-        reasons = dict.fromkeys(one.reason for one in (speed, time_scale) if isinstance(one, Unknown))
-        return Unknown(f"no rate is known: {'; '.join(reasons)}")
+    scale = rates.best
+    if isinstance(scale, Unknown):
+        return scale
+    rate, source = scale.rate, scale.source
     kernels = [run_data.kernel(step).double() for step in steps]
     growth = Curve(_steps(steps), torch.stack([kernel.norm() for kernel in kernels]) / kernels[0].norm())
-    elapsed = loss_speed.elapsed.at(loss.steps)
+    elapsed = rates.elapsed.at(loss.steps)
     size = growth.at(loss.steps)
     grown = torch.cat([elapsed[:1], elapsed[:1] + ((size[1:] + size[:-1]) / 2 * elapsed.diff()).cumsum(0)])
     some = slice(None)
     if run_data.loss_kind.logistic and len(kernels[0]) > SAMPLES:
         some = slice(None, None, -(-len(kernels[0]) // SAMPLES))
         source += f"; on one in {-(-len(kernels[0]) // SAMPLES)} samples of the probe"
-    start, targets = run_data.outputs(0)[some], loss_speed.targets[some]
+    start, targets = run_data.outputs(0)[some], rates.targets[some]
     replay = Replay(kernels[0][some, some][None], torch.zeros(1), start, targets, run_data.loss_kind)
     return PredictedLoss(
         Curve(loss.steps, replay.frozen_losses(rate * elapsed)),
@@ -72,17 +66,17 @@ def _steps(steps: list[int]) -> Tensor:
 
 def _evolving(findings: Findings, rate: float) -> Curve | None:
     """Descent with the mean of the kernels at the ends of each interval."""
-    run_data, loss_speed = findings.run_data, findings.loss_speed
+    run_data, rates = findings.run_data, findings.rates
     steps = run_data.kernel_steps
     if len(steps) > REPLAYED:
         steps = [steps[round(i * (len(steps) - 1) / (REPLAYED - 1))] for i in range(REPLAYED)]
-    elapsed = loss_speed.elapsed.at(_steps(steps))
-    f, losses = run_data.outputs(0), [loss_speed.loss_of(run_data.outputs(0))]
+    elapsed = rates.elapsed.at(_steps(steps))
+    f, losses = run_data.outputs(0), [rates.loss_of(run_data.outputs(0))]
     try:
         for i, length in enumerate(elapsed.diff().tolist()):
             kernel = (run_data.kernel(steps[i]).double() + run_data.kernel(steps[i + 1]).double()) / 2
-            f = kernel_descent(kernel, loss_speed.targets, times=[length], rate=rate, f0=f).outputs[-1]
-            losses.append(loss_speed.loss_of(f))
+            f = kernel_descent(kernel, rates.targets, times=[length], rate=rate, f0=f).outputs[-1]
+            losses.append(rates.loss_of(f))
     except FeatlearnError:
         return None
     return Curve(_steps(steps), torch.tensor(losses, dtype=torch.float64))

@@ -26,7 +26,7 @@ from featlearn.sweeps.progress import duration
 if TYPE_CHECKING:
     from featlearn.sweeps.results import Sweep
 
-VALUES = ("regime", "gap", "departure", "turning", "growth", "loss_left", "test/accuracy")
+VALUES = ("regime", "gap", "turning", "growth", "loss_left", "test/accuracy")
 """Shown of runs."""
 MOST_VALUES = 8
 """Shown of other results."""

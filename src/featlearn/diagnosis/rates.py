@@ -1,4 +1,4 @@
-"""Speed of the loss relative to the prediction of the first kernel: frozen, and rescaled to its later size."""
+"""The rate of a run: how much time of kernel descent one unit of its learning rate is worth."""
 
 import math
 from dataclasses import dataclass
@@ -7,27 +7,24 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from featlearn.diagnosis.evidence import FALLEN, SPEED
+from featlearn.diagnosis.evidence import FALLEN
 from featlearn.diagnosis.loss_kind import CROSS_ENTROPY
 from featlearn.diagnosis.replay import Replay
 from featlearn.diagnosis.run_data import Curve, RunData, as_probabilities
 from featlearn.dynamics import rate
-from featlearn.linalg.estimate import Estimate
 from featlearn.losses import NAMES
 
 LEVEL = 0.2
-"""Speeds are compared at this share of the first loss, or at the lowest loss if the run does not reach it."""
-REACH = 1e4
-"""Longest time of descent with the frozen kernel, relative to the run."""
+"""The replay is compared with the run at this share of the first loss, or at the lowest loss if that is higher."""
 REPLAYED = 40
 """Largest number of kernels that are replayed."""
 SAMPLES = 64
 """Largest number of probe samples that are replayed for cross-entropy."""
 FITS = 0.3
 """Relative error up to which the first change of the outputs counts as kernel descent."""
-FIRST_IS_MISSING = "the first kernel, with outputs and targets, is not there"
 AGREES = 1.5
 """Factor within which a declared rate agrees with the rate of the first steps."""
+FIRST_IS_MISSING = "the first kernel, with outputs and targets, is not there"
 
 
 @dataclass(frozen=True)
@@ -38,22 +35,6 @@ class Unknown:
 
 
 @dataclass(frozen=True)
-class SpeedRatio:
-    """How many times longer than the run the first kernel takes to reach the same loss."""
-
-    frozen: Estimate
-    """with the frozen kernel; 1 for lazy training. Its error is the change if every other kernel is left out"""
-    rescaled: Estimate
-    """with the kernel rescaled to its norm at that loss; the rest is due to its shape"""
-    level: float
-    """the loss at which speeds are compared, as a share of the first loss"""
-    rate: float
-    """per unit of learning rate (or step); descent with the recorded kernels then reaches that loss when the run did"""
-    bound: bool
-    """whether the frozen kernel did not reach that loss in time: the numbers are then lower bounds"""
-
-
-@dataclass(frozen=True)
 class TimeScale:
     """Time t in df/dt = -K (f - y): a rate times the sum of learning rates over steps."""
 
@@ -61,16 +42,10 @@ class TimeScale:
     """per unit of learning rate, or per step if none was recorded"""
     source: str
     """the source of the rate, in words"""
-    elapsed: Curve
-    """steps -> sum of learning rates (or steps)"""
-
-    def at(self, steps: Tensor) -> Tensor:
-        """Time at some steps."""
-        return self.rate * self.elapsed.at(steps.double())
 
 
-class LossSpeed:
-    """The measured loss of a run compared with predictions from recorded kernels."""
+class Rates:
+    """The rate of a run, declared or fitted."""
 
     def __init__(self, run_data: RunData) -> None:
         self.run_data = run_data
@@ -89,14 +64,29 @@ class LossSpeed:
         spent = ((values[1:] + values[:-1]) / 2 * steps.diff()).cumsum(0)
         return Curve(steps, torch.cat([steps.new_zeros(1), spent]))
 
-    @cached_property
-    def speed(self) -> SpeedRatio | Unknown:
-        """Descent with the first kernel compared with descent with the recorded kernels.
+    @property
+    def exact(self) -> bool:
+        """Whether the recorded kernels omit nothing: one output, and a rate that fits the first steps."""
+        y = self.run_data.targets
+        return y is not None and y.shape[1] == 1 and isinstance(self.of_first_steps, TimeScale)
 
-        The rate is fitted so that descent with the recorded kernels reaches the measured loss at the measured step. So
-        no learning rate is needed, and what the recorded kernels omit (terms between outputs, samples outside of the
-        probe) is omitted on both sides.
+    @cached_property
+    def best(self) -> TimeScale | Unknown:
+        """The rate of the first steps for one output.
+
+        With several outputs the recorded kernels omit terms between them, for which a rate fitted to the loss makes up.
         """
+        fitted, first = self.of_loss, self.of_first_steps
+        if isinstance(fitted, TimeScale) and not self.exact:
+            return fitted
+        if isinstance(first, TimeScale):
+            return first
+        reasons = dict.fromkeys(unknown.reason for unknown in (fitted, first) if isinstance(unknown, Unknown))
+        return Unknown(f"no rate is known: {'; '.join(reasons)}")
+
+    @cached_property
+    def of_loss(self) -> TimeScale | Unknown:
+        """The rate at which descent with the recorded kernels reaches the measured loss at the measured step."""
         loss, steps = self.run_data.loss, self.run_data.kernel_steps
         if loss is None or not loss.from_start:
             return Unknown("the loss on the probe was not recorded before training")
@@ -110,35 +100,15 @@ class LossSpeed:
         level = max(float(loss.values.min()), LEVEL * loss.first)
         if not level <= FALLEN.high * loss.first:
             left = level / loss.first
-            return Unknown(
-                f"the loss on the probe fell only to {left:.2g} of the first"
-                if left < 1
-                else "the loss on the probe did not fall"
-            )
+            fell = f"fell only to {left:.2g} of the first" if left < 1 else "did not fall"
+            return Unknown(f"the loss on the probe {fell}")
         at = reached(loss, level)
         if not at > 0:
             return Unknown("the loss on the probe was lowest before training")
-        earlier = [s for s in steps if s < at]
-        replay = self._replay(earlier, at)
-        found = replay.rate_to(level)
-        if found is None:
+        per_unit = self._replay([s for s in steps if s < at], at).rate_to(level)
+        if per_unit is None:
             return Unknown("descent with the recorded kernels does not come to the loss of the run")
-        taken = found * float(replay.times[-1])
-        needed = replay.frozen_time(level, REACH * taken)
-        growth = float(replay.kernels[-1].norm() / replay.kernels[0].norm())
-        bound = replay.frozen_loss(needed) > 1.01 * level
-        if bound and needed < SPEED.high * taken:
-            return Unknown("cross-entropy descent with the first kernel is too stiff to be followed far enough")
-        ratio, count = needed / taken, len(earlier)
-        sparse = self._replay(earlier[::2], at).rate_to(level) if count > 1 else None
-        error = ratio * abs(1 - found / sparse) if sparse else math.nan
-        return SpeedRatio(
-            Estimate(ratio, error, count),
-            Estimate(ratio / growth, error / growth, count),
-            level / loss.first,
-            found,
-            bound,
-        )
+        return TimeScale(per_unit, "the one with which the recorded kernels come to the measured loss")
 
     def _replay(self, steps: list[int], until: float) -> Replay:
         """A replay with the kernels of these steps and the interpolated kernel of its last, fractional step."""
@@ -168,18 +138,18 @@ class LossSpeed:
         return float(self.run_data.loss_kind.mean(f, self.targets))
 
     @cached_property
-    def time_scale(self) -> TimeScale | Unknown:
-        """The rate of the run: the declared one if it agrees with the first steps, else fitted to them."""
+    def of_first_steps(self) -> TimeScale | Unknown:
+        """The declared rate if it agrees with the first steps, else one fitted to them."""
         steps = self.run_data.kernel_steps
         if not steps or steps[0] != 0:
             return Unknown(FIRST_IS_MISSING)
-        told, seen = self._declared(), self._fitted()
-        if isinstance(told, TimeScale) and isinstance(seen, TimeScale):
-            ratio = told.rate / seen.rate
+        declared, fitted = self._declared(), self._fitted()
+        if isinstance(declared, TimeScale) and isinstance(fitted, TimeScale):
+            ratio = declared.rate / fitted.rate
             if 1 / AGREES <= ratio <= AGREES:
-                return told
-            return TimeScale(seen.rate, f"{seen.source} (the declared one is {ratio:.3g} times that)", seen.elapsed)
-        return seen
+                return declared
+            return TimeScale(fitted.rate, f"{fitted.source} (the declared one is {ratio:.3g} times that)")
+        return fitted
 
     def _declared(self) -> TimeScale | Unknown:
         run_data, y = self.run_data, self.run_data.targets
@@ -188,7 +158,7 @@ class LossSpeed:
         if loss not in NAMES or kind != "SGD" or not one_rate or run_data.curve("lr") is None or y is None:
             return Unknown("the loss convention, or one plain learning rate, was not declared")
         per_lr = rate(1.0, loss, P=len(y), C=y.shape[1]) / (1 - momentum)
-        return TimeScale(per_lr, f"the declared learning rate and loss {loss!r}", self.elapsed)
+        return TimeScale(per_lr, f"the declared learning rate and loss {loss!r}")
 
     def _fitted(self) -> TimeScale | Unknown:
         """The rate at which descent with the first kernel reproduces the first steps."""
@@ -205,7 +175,7 @@ class LossSpeed:
                 f"the first steps are no descent with the first kernel, off by {error:.0%}: another optimizer, unequal "
                 "learning rates, terms between outputs, or noise"
             )
-        return TimeScale(per_unit, f"a rate fitted to the outputs at step {step}, off by {error:.1%}", self.elapsed)
+        return TimeScale(per_unit, f"a rate fitted to the outputs at step {step}, off by {error:.1%}")
 
     def _fit(self, step: int) -> tuple[float, int, float] | None:
         """(relative error of the change of the outputs, step, rate per unit of elapsed)."""
