@@ -158,14 +158,15 @@ def test_an_adapted_head_moves_no_features():
     assert (float(change), change.cka) == (0.0, pytest.approx(1.0))
 
 
-def test_units_that_are_added_up_without_weights_have_no_last_layer():
+@pytest.mark.parametrize("relu", [torch.relu, lambda h: torch.where(h > 0, h, 0.0), lambda h: h * (h > 0)])
+def test_units_that_are_added_up_without_weights_have_no_last_layer(relu):
     class Committee(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(D, 7)
 
         def forward(self, x: Tensor) -> Tensor:
-            return torch.relu(self.layer(x)).mean(1)
+            return relu(self.layer(x)).mean(1)
 
     torch.manual_seed(0)
     model = Committee()
@@ -173,6 +174,21 @@ def test_units_that_are_added_up_without_weights_have_no_last_layer():
     change = fl.quantities.features_moved(model, torch.randn(P, D, dtype=torch.float64), before)
     assert math.isnan(float(change))
     assert change.reason == "no weight matrix is known to come last"
+
+
+def test_a_fixed_mask_behind_the_last_layer_makes_no_units():
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(D, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.layer(x) * (torch.arange(7) < 4)).mean(1)
+
+    torch.manual_seed(0)
+    model = Masked()
+    before = moved(model)
+    assert float(fl.quantities.features_moved(model, torch.randn(P, D, dtype=torch.float64), before)) == 0
 
 
 def test_rotated_features_have_a_cka_of_one():

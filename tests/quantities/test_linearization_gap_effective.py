@@ -106,6 +106,19 @@ def test_an_adapter_of_the_only_layer_has_no_gap():
     assert gap < 1e-12 < 0.3 < gap.plain
 
 
+@pytest.mark.parametrize(
+    "way", ["_forward_mode", "_forward_mode_math", "_twice_backward", "_twice_backward_elementary"]
+)
+def test_an_adapter_of_the_only_layer_has_no_gap_behind_an_output_function(way: str):
+    """The output function begins behind the second map of the adapter."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(nn.Linear(D, C)), nn.LogSoftmax(1))
+    before = moved(model)
+    gap = TwoStates(AuditedModel(model), before).gap(inputs(), method=getattr(jacobian_products, way))
+    assert gap.value < 1e-12 < 0.1 < gap.plain.value
+    assert gap.division.link == ("LogSoftmax",)
+
+
 def test_convolutions_are_adapted_too():
     class AdaptedConvolution(nn.Module):
         def __init__(self) -> None:

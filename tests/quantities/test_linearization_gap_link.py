@@ -162,6 +162,19 @@ def test_the_mean_log_probability_of_a_sequence_is_an_output_function():
     assert fl.linearization_gap(model, inputs(4, 6), before) < 1e-12
 
 
+MASKS = {
+    "where": lambda h: torch.where(h > 0, h, 0.0),
+    "product": lambda h: h * (h > 0),
+    "filled": lambda h: h.masked_fill(h < 0, 0.0),
+    "detached": lambda h: h * h.detach().sigmoid(),
+}
+
+
+def written_relu(h: Tensor, kind: str) -> Tensor:
+    """Units whose mask depends on the weights without a gradient."""
+    return MASKS.get(kind, torch.relu)(h)
+
+
 class Committee(nn.Module):
     """Hidden units that are added up without a trained weight."""
 
@@ -175,13 +188,15 @@ class Committee(nn.Module):
         hidden = self.layer(x)
         if self.kind == "quadratic":
             return hidden.square().sum(1)
-        units = torch.relu(hidden)
-        if self.kind == "mean":
+        units = written_relu(hidden, self.kind)
+        if self.kind == "picked":
+            return units[:, 0] + units[:, 1] - units[:, 2]
+        if self.kind in ("mean", *MASKS):
             return units.mean(1)
         return units @ self.fixed if self.kind == "buffer" else self.frozen(units)
 
 
-@pytest.mark.parametrize("kind", ["mean", "buffer", "frozen", "quadratic"])
+@pytest.mark.parametrize("kind", ["mean", "buffer", "frozen", "quadratic", "picked", *MASKS])
 def test_hidden_units_are_no_output_function(kind: str):
     torch.manual_seed(0)
     model, before = moved(Committee(kind))
@@ -195,6 +210,35 @@ def test_hidden_units_are_no_output_function(kind: str):
     expected, _ = split_gap(model, before, inputs(), torch.sigmoid)
     assert fl.linearization_gap(behind, inputs(), head) == pytest.approx(expected, rel=1e-10)
     assert trained == {name: p.requires_grad for name, p in model.named_parameters()}
+
+
+def test_masks_of_the_inputs_and_labels_are_part_of_the_output_function():
+    def masked(output: Tensor, x: Tensor) -> Tensor:
+        chosen = output.log_softmax(-1).gather(-1, (x[..., :1] > 0).long())[..., 0]
+        return (chosen * (x[..., 1] > -0.5)).sum(1)
+
+    torch.manual_seed(0)
+    model, before = moved(nn.Linear(6, C))
+    gap = fl.linearization_gap(model, inputs(4, 6), before, readout=masked)
+    assert gap < 1e-12
+    assert gap.link == ("LogSoftmax",)
+
+
+def test_a_mask_alone_is_a_link():
+    class Leaky(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(D, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.layer(x)
+            return torch.where(h > 0, h, 0.1 * h)
+
+    torch.manual_seed(0)
+    model, before = moved(Leaky())
+    gap = fl.linearization_gap(model, inputs(), before)
+    assert gap < 1e-12 < gap.plain
+    assert gap.link == ("Where",)
 
 
 def test_parameters_that_enter_behind_it_are_linearized():

@@ -1,6 +1,6 @@
 """What follows the last op with a parameter: an output function such as softmax, or a layer without weights."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 
 from featlearn.graph.graph import Graph, Node
 
@@ -21,6 +21,11 @@ MIXING = _names(
     "Mv Sum Trace UpsampleBilinear2D"
 )
 """Linear ops that add up entries."""
+ADDING = _names("Add Rsub Sub")
+PICKING = _names("Gather Index IndexSelect MaskedSelect Narrow Select Slice Split SplitWithSizes Unbind UnsafeSplit")
+"""Ops that take some of the entries."""
+GATING = PICKING | _names("MaskedFill Mul Where")
+"""Ops that are linear unless their mask or index depends on the parameters."""
 LIKELIHOODS = _names(
     "BinaryCrossEntropy BinaryCrossEntropyWithLogits HuberLoss KlDiv LogSigmoid LogSoftmax Logsumexp MseLoss NllLoss "
     "NllLoss2D SmoothL1Loss SoftMarginLoss"
@@ -55,26 +60,35 @@ def nodes_after(graph: Graph, node: Node) -> set[Node]:
     return set(graph.order[graph.number[node] + 1 :]) & graph.names_below.keys()
 
 
-def nonlinear_ops(graph: Graph, nodes: Collection[Node]) -> list[str]:
+def nonlinear_ops(graph: Graph, nodes: Collection[Node], gated: Set[Node] = frozenset()) -> list[str]:
     """Return the names of the nonlinear ops among `nodes`, in the order of the forward pass."""
     ordered = [node for node in graph.order if node in nodes]
-    return [op_name(graph.names[node]) for node in ordered if _is_curved(graph, node, likelihoods=True)]
+    return [op_name(graph.names[node]) for node in ordered if _is_curved(graph, node, gated, likelihoods=True)]
 
 
-def hidden_units(graph: Graph, nodes: Collection[Node]) -> str:
-    """Return why these ops are no output function, but a layer without weights; empty if they are one."""
+def hidden_units(graph: Graph, nodes: Collection[Node], gated: Set[Node] = frozenset()) -> str:
+    """Return why these ops are no output function, but a layer without weights; empty if they are one.
+
+    `gated`: nodes that take a value which depends on the parameters without a gradient, such as a mask.
+    """
     curved: set[Node] = set()
+    picked: set[Node] = set()
     for node in graph.order:
         if node not in nodes:
             continue
         name = op_name(graph.names[node])
-        below = any(child in curved for child, _ in graph.inputs[node])
+        children = {child for child, _ in graph.inputs[node]}
+        below = not children.isdisjoint(curved)
         if name not in LINEAR | MIXING | LIKELIHOODS | CURVED:
             return f"{name} is not known as part of an output function"
         if below and name in MIXING and _adds_up(graph, node):
             return f"{name} adds up units behind a nonlinear op: they are hidden units"
-        if below or _is_curved(graph, node):
+        if below and name in ADDING and len(children & picked) > 1:
+            return f"{name} adds units picked one by one behind a nonlinear op: they are hidden units"
+        if below or _is_curved(graph, node, gated):
             curved.add(node)
+        if name in PICKING or not children.isdisjoint(picked):
+            picked.add(node)
     return ""
 
 
@@ -97,8 +111,10 @@ def forms_weight(graph: Graph) -> bool:
     return names <= FORMING and (several or not names.isdisjoint(CURVED | {"WeightNormInterface", "LinalgMatrixExp"}))
 
 
-def _is_curved(graph: Graph, node: Node, *, likelihoods: bool = False) -> bool:
+def _is_curved(graph: Graph, node: Node, gated: Set[Node], *, likelihoods: bool = False) -> bool:
     name = op_name(graph.names[node])
+    if node in gated:
+        return True
     if name in ("Mul", "Div"):
         return sum(child in graph.names_below for child, _ in graph.inputs[node]) > 1
     return name in CURVED or (likelihoods and name in LIKELIHOODS)

@@ -151,7 +151,7 @@ def linearized(
     if method in _FORWARD:
         changes = _forward_changes(steps) if merging and steps is not None else {}
         if head is not None:
-            changes[head] = lambda function, arguments, result: _seen(seen, _parts_of_dual(result), result)
+            changes[head] = _then_seen(changes.get(head), lambda result: seen.append(_parts_of_dual(result)))
         again, along = _dual_outputs(measurement, batch, tangents, 0, _FORWARD[method], division, changes)
         h, change = seen[0] if head is not None else (again, along)
     else:
@@ -215,6 +215,17 @@ def _both_maps(
     return applied_map(function, arguments, between, outer.to(x))
 
 
+def _then_seen(change: Change | None, see: Callable[[Tensor], None]) -> Change:
+    """Return a change that passes its result to `see`: the head may be the second map of an adapter."""
+
+    def changed(function: Callable[..., Any], arguments: tuple[Any, ...], result: Any) -> Any:
+        last = result if change is None else change(function, arguments, result)
+        see(last)
+        return last
+
+    return changed
+
+
 T = TypeVar("T")
 
 
@@ -267,7 +278,7 @@ def _twice_backward_divided(
         changes[step[0]] = partial(note, inner=step[0])
         changes[outer] = partial(add, step=step)
     if division.head is not None:
-        changes[division.head] = lambda function, arguments, result: _seen(heads, result, result)
+        changes[division.head] = _then_seen(changes.get(division.head), heads.append)
     with _TWICE_BACKWARD[method]():
         outputs = changed_outputs(division, batch, dict(measurement.parameters), changes)
         h = heads[0] if heads else outputs

@@ -111,11 +111,12 @@ def _divided(batch: ModelWithInputs, parameters: dict[str, Tensor], link: bool, 
         if call.node is not None and touched(call.result):
             at.setdefault(call.node, number)
     merged = merged_weights(recorded.calls, touched, parameters) if effective else ()
+    gated = recorded.gated_nodes() if link else set()
     for node in common_nodes(graph) if link else ():
         after = nodes_after(graph, node)
-        if node not in at or hidden_units(graph, after):
+        if node not in at or hidden_units(graph, after, gated):
             continue
-        division = Division(names, at[node], tuple(nonlinear_ops(graph, after)), merged)
+        division = Division(names, at[node], tuple(nonlinear_ops(graph, after, gated)), merged)
         exact = division.link and _is_exact(division, batch, parameters, recorded.calls[at[node]].result, outputs)
         return division if exact else Division(names, merged=merged)
     return Division(names, merged=merged)

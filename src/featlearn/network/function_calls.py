@@ -39,6 +39,24 @@ class RecordedCalls(TorchFunctionMode):
         self.calls.append(Call(_name(func), tuple(args), kwargs or {}, result, getattr(result, "grad_fn", None)))
         return result
 
+    def gated_nodes(self) -> set[Any]:
+        """Return the nodes of calls that take a value which depends on parameters without a gradient.
+
+        Such values are masks made of comparisons, indices of sorted entries, and detached tensors.
+        """
+        nodes: set[Any] = set()
+        without_gradient: set[int] = set()
+        for call in self.calls:
+            tensors = call.tensors
+            gated = any(id(tensor) in without_gradient for tensor in tensors)
+            if gated and call.node is not None:
+                nodes.add(call.node)
+            if call.name.endswith("_like") or call.name.startswith("new_"):  # they take a shape and a type
+                continue
+            if gated or any(tensor.requires_grad for tensor in tensors):
+                without_gradient.update(id(one) for one in tensors_in([call.result]) if not one.requires_grad)
+        return nodes
+
 
 Change = Callable[[Callable[..., Any], tuple[Any, ...], Any], Any]
 """Takes a function, its arguments, and its result; gives the result that takes its place."""

@@ -4,6 +4,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack, overload
 
@@ -15,11 +16,12 @@ from featlearn.contraction.windows import Windows
 from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError
 from featlearn.gradients.captured import Chunk
-from featlearn.graph.graph import Graph, Node
-from featlearn.graph.link import LINEAR, hidden_units, op_name
+from featlearn.graph.graph import Graph, Node, build_graph
+from featlearn.graph.link import GATING, LINEAR, hidden_units, op_name
 from featlearn.linalg.estimate import Estimate
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
+from featlearn.network.function_calls import RecordedCalls
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.ops import Outer
 from featlearn.ops.reading import Reading
@@ -29,6 +31,8 @@ from featlearn.signatures import name_keywords
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
+FEW = 5
+"""Samples that show which masks depend on the parameters."""
 SAMPLES_AT_ONCE = 64
 """Samples whose graph is held at a time."""
 ROUNDING = 4.0
@@ -209,7 +213,25 @@ def _last_maps(chunk: Chunk, at: Mapping[Node, Tensor]) -> Sequence[Node]:
         after.add(node)
         stack += [child for child, _ in graph.inputs[node] if child is not None]
     after -= set(graph.leaves.values())
-    return [] if hidden_units(graph, after) else [node for node in last if not _is_adapter(graph, node, last, at)]
+    if _adds_up_units(chunk, graph, after):
+        return []
+    return [node for node in last if not _is_adapter(graph, node, last, at)]
+
+
+def _adds_up_units(chunk: Chunk, graph: Graph, after: set[Node]) -> bool:
+    """Whether these ops are a layer without weights; where a mask decides that, a pass of a few samples shows it."""
+    if hidden_units(graph, after):
+        return True
+    candidates = {node for node in after if op_name(graph.names[node]) in GATING}
+    if not hidden_units(graph, after, candidates):
+        return False
+    recorded = RecordedCalls()
+    outputs = chunk.batch.outputs(chunk.indices[:FEW], lambda inputs: recorded if inputs else nullcontext())
+    again = build_graph(outputs, chunk.parameters)
+    if again.structure.names != graph.structure.names:
+        return True
+    gated = {graph.order[again.number[node]] for node in recorded.gated_nodes() if node in again.number}
+    return bool(hidden_units(graph, after, gated))
 
 
 def _is_adapter(graph: Graph, outer: Node, last: Sequence[Node], at: Mapping[Node, Tensor]) -> bool:
