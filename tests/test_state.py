@@ -29,7 +29,7 @@ CACHES = {
     "featlearn.separation.proof": {"_schema"},  # facts about ops
     "featlearn.record.layout": {"checked_scalar_name"},  # of strings
     "featlearn.theory.early.words": {"cycle_weights"},  # of whole numbers
-    "featlearn.cli.swept_function": {"_loaded"},  # a file of the user, run once in a worker process
+    "featlearn.cli.swept_function": {"_load"},  # a file of the user, run once in a worker process
 }
 """Functions whose results may be kept: facts that no call can change."""
 

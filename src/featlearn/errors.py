@@ -38,7 +38,7 @@ class InputTypeError(FeatlearnError, TypeError):
 
 
 class ChangedOutputsError(InputValueError):
-    """The outputs have another number, precision or device than those of other samples."""
+    """Outputs have another number, dtype, or device than those of other samples."""
 
 
 class CheckpointError(InputValueError):
@@ -50,7 +50,7 @@ class CoupledSamplesError(InputValueError):
 
 
 class MemoryBudgetError(InputValueError):
-    """The computation does not fit into the memory it was given."""
+    """The computation does not fit into the memory budget."""
 
 
 class NotFiniteError(InputValueError):
@@ -58,7 +58,7 @@ class NotFiniteError(InputValueError):
 
 
 class RankError(FeatlearnError, ValueError):
-    """Another rank of the group could not do its part, so that none has a result."""
+    """Another rank of the process group failed, so that no rank has a result."""
 
 
 class RunError(InputValueError):
@@ -74,7 +74,7 @@ class VerificationError(FeatlearnError, ValueError):
 
 
 class WorkerKilledError(FeatlearnError, ValueError):
-    """The process that ran a job was killed, and killed again when the job was begun once more."""
+    """The process that ran a job was killed at every attempt."""
 
 
 class WorkerStartError(FeatlearnError, ValueError):
@@ -82,11 +82,11 @@ class WorkerStartError(FeatlearnError, ValueError):
 
 
 class HeavyTailWarning(UserWarning):
-    """Too few draws carry the error of an estimate for the stated error to be trusted."""
+    """Too few draws dominate the error of an estimate, so the stated error is unreliable."""
 
 
-def did_you_mean(word: object, known: Iterable[str]) -> str:
+def did_you_mean(word: object, candidates: Iterable[str]) -> str:
     """Return "; did you mean ...?" with the closest known name, or an empty string."""
-    names = {name.lower(): name for name in known}
+    names = {name.lower(): name for name in candidates}
     close = get_close_matches(str(word).lower(), names, n=1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""

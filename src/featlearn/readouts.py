@@ -1,7 +1,7 @@
-"""Readouts: from what a model returns to one row of numbers per sample, (P,) or (P, C).
+"""Readouts: map the output of a model to (P,) or (P, C).
 
-A readout is any function of the model's output, or of the output and the inputs that gave it: `readout(output)` or
-`readout(output, x)`. These are the common ones; `lambda out: out["score"]` is one too.
+A readout is any function `readout(output)` or `readout(output, x)`, such as `lambda out: out["score"]`. This module has
+common readouts.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -17,64 +17,67 @@ __all__ = ["correct_logit", "last_token", "loss", "token"]
 
 
 def _tensor(output: Any) -> Tensor:
-    """The tensor in an output: itself, its logits, its last hidden state, or the first of a tuple."""
+    """Return the tensor in an output: itself, its logits, its last hidden state, or the first entry of a tuple."""
     if isinstance(output, Tensor):
         return output
     for name in ("logits", "last_hidden_state"):
-        found = getattr(output, name, None)
-        if found is None and isinstance(output, Mapping):
-            found = output.get(name)
-        if isinstance(found, Tensor):
-            return found
+        value = getattr(output, name, None)
+        if value is None and isinstance(output, Mapping):
+            value = output.get(name)
+        if isinstance(value, Tensor):
+            return value
     if isinstance(output, tuple) and output and isinstance(output[0], Tensor):
         return output[0]
     raise InputTypeError(
         f"the model gives {type(output).__name__}, expected a tensor, a tuple that starts with one, or an object with "
-        ".logits or .last_hidden_state; write a readout of your own, a function of the output"
+        ".logits or .last_hidden_state; write a readout, a function of the output"
     )
 
 
 def _entry(x: Any, key: Hashable) -> Tensor:
-    """What stands under `key` in the inputs."""
+    """Return the tensor under `key` in the inputs."""
     try:
-        found = x[key]
+        value = x[key]
     except (KeyError, IndexError, TypeError) as error:
         raise InputValueError(
-            f"the inputs have no entry {key!r}, expected a mapping or tuple that has; pass x={{..., {key!r}: ...}}"
+            f"the inputs have no entry {key!r}, expected a mapping or tuple with this entry; pass x={{..., {key!r}: "
+            "...}"
         ) from error
-    if not isinstance(found, Tensor):
-        raise InputTypeError(f"the entry {key!r} of the inputs is {type(found).__name__}, expected a tensor")
-    return found
+    if not isinstance(value, Tensor):
+        raise InputTypeError(f"the entry {key!r} of the inputs is {type(value).__name__}, expected a tensor")
+    return value
 
 
 def last_token(output: Any, x: Any) -> Tensor:
-    """Outputs (P, T, C) at the last position: the last one that `x["attention_mask"]` leaves, where there is a mask."""
+    """Return outputs (P, T, C) at the last position, or the last position of `x["attention_mask"]`: (P, C)."""
     values = _positions(output)
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
     if not isinstance(mask, Tensor):
         return values[:, -1]
     if mask.shape != values.shape[:2]:
         raise InputValueError(
-            f"attention_mask has shape {tuple(mask.shape)}, expected (P, T) = {tuple(values.shape[:2])} as the output "
-            "has; write a readout of your own for other masks"
+            f"attention_mask has shape {tuple(mask.shape)}, expected (P, T) = {tuple(values.shape[:2])} like the "
+            "output; write a readout for other masks"
         )
     if not bool((mask != 0).any(1).all()):
-        raise InputValueError("attention_mask leaves no position of some sample, expected at least one each")
-    places = torch.arange(1, mask.shape[1] + 1, device=mask.device)
-    last = (places * (mask != 0)).argmax(1)
-    chosen = last.to(values.device)[:, None, None].expand(-1, 1, values.shape[2])
-    return values.gather(1, chosen)[:, 0]
+        raise InputValueError(
+            "attention_mask excludes all positions of some sample, expected at least one position per sample"
+        )
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device)
+    last = (positions * (mask != 0)).argmax(1)
+    indices = last.to(values.device)[:, None, None].expand(-1, 1, values.shape[2])
+    return values.gather(1, indices)[:, 0]
 
 
 def token(i: int) -> Callable[[Any], Tensor]:
-    """Outputs (P, T, C) at position i, counted from the end if negative."""
+    """Return a readout of outputs (P, T, C) at position i, counted from the end if negative."""
     if not isinstance(i, int) or isinstance(i, bool):
-        raise InputTypeError(f"token({i!r}): expected the number of a position, counted from the end if negative")
+        raise InputTypeError(f"token({i!r}): expected an integer position, counted from the end if negative")
 
     def read(output: Any) -> Tensor:
         values = _positions(output)
         if not -values.shape[1] <= i < values.shape[1]:
-            raise InputValueError(f"token({i}) of an output with {values.shape[1]} positions; expected one of those")
+            raise InputValueError(f"token({i}) of an output with {values.shape[1]} positions, expected a smaller index")
         return values[:, i]
 
     return read
@@ -88,7 +91,7 @@ def _positions(output: Any) -> Tensor:
 
 
 def correct_logit(key: Hashable) -> Callable[[Any, Any], Tensor]:
-    """The logit of the right class: `x[key]` holds labels (P,) for logits (P, C), or (P, T) for (P, T, C)."""
+    """Return a readout of the correct class's logit; `x[key]` has labels (P,) for logits (P, C), or (P, T)."""
 
     def read(output: Any, x: Any) -> Tensor:
         logits, labels = _tensor(output), _entry(x, key)
@@ -100,7 +103,7 @@ def correct_logit(key: Hashable) -> Callable[[Any, Any], Tensor]:
         if bool(((labels < 0) | (labels >= logits.shape[-1])).any()):
             raise InputValueError(
                 f"labels {key!r} run from {int(labels.min())} to {int(labels.max())}, expected classes from 0 to "
-                f"{logits.shape[-1] - 1}; leave out samples without a label"
+                f"{logits.shape[-1] - 1}; exclude samples without a label"
             )
         return logits.gather(-1, labels.long().to(logits.device)[..., None])[..., 0]
 
@@ -119,7 +122,9 @@ def loss(loss: Loss, key: Hashable) -> Callable[[Any, Any], Tensor]:
     def read(output: Any, x: Any) -> Tensor:
         values, targets = _tensor(output), _entry(x, key)
         if len(targets) != len(values):
-            raise InputValueError(f"{len(targets)} targets {key!r} for {len(values)} samples, expected one for each")
+            raise InputValueError(
+                f"{len(targets)} targets {key!r} for {len(values)} samples, expected one target per sample"
+            )
         pairs = zip(values.unbind(0), targets.to(values.device).unbind(0), strict=True)
         losses = [criterion(value[None], target[None]) for value, target in pairs]
         if any(value.numel() != 1 for value in losses):

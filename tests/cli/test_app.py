@@ -16,7 +16,7 @@ import pytest
 from featlearn.cli.answer import Answer, document, table
 from featlearn.cli.app import COMMANDS, RUNS, main, parsed
 from featlearn.cli.settings import Settings
-from featlearn.cli.training import shown_warnings
+from featlearn.cli.training import show_warnings
 
 EVERY = [[name] for name in COMMANDS] + [["runs", name] for name in RUNS]
 
@@ -83,10 +83,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
         (["diagnose", "--width"], "--width requires an argument"),
         (["diagnose", "a:b", "c:d"], "c:d"),
         (["diagnose", "--width", "0", "--lr", "-1"], "--width 0, expected at least 1; --lr -1.0"),
-        (["diagnose", "--budget", "2"], "--budget 2.0, expected a share"),
+        (["diagnose", "--budget", "2"], "--budget 2.0, expected a fraction"),
         (["diagnose", "--seeds", "0"], "--seeds 0"),
         (["diagnose", "nonsense"], "expected module:function"),
-        (["diagnose", "a:b", "--width", "3"], "--width is given beside a:b"),
+        (["diagnose", "a:b", "--width", "3"], "--width is passed with a:b"),
         (["cite", "--style", "bibtx"], 'Did you mean "bibtex"?'),
         (["cite", "theory.off"], "did you mean 'theory.ofe'?"),
         (["reproduce", "004/tabel1"], "did you mean 004/table1?"),
@@ -94,8 +94,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]):
         (["diagnose", "--device", "cdua"], "did you mean 'cuda'?"),
         (["diagnose", "--device", "abacus"], "--device abacus does not exist"),
         (["diagnose", "--depth", "0"], "--depth 0, expected at least 1"),
-        (["report"], "no run is given"),
-        (["runs", "compare", "a"], "expected two at least"),
+        (["report"], "no run is passed"),
+        (["runs", "compare", "a"], "expected at least two"),
     ],
 )
 def test_wrong_usage_is_told_without_a_traceback(words: list[str], said: str, capsys: pytest.CaptureFixture[str]):
@@ -181,7 +181,7 @@ def test_a_config_file_gives_options_and_the_command_line_wins():
         ("otput-scale = 2", "did you mean 'output-scale'?"),
         ("learningrate = 2", "did you mean 'learning-rate'?"),
         ('config = "b.toml"', "'config'"),
-        ("lr = ", "no TOML file"),
+        ("lr = ", "not a TOML file"),
         ('lr = "fast"', "fast"),
         ('model = "cn"', 'Did you mean "cnn"?'),
     ],
@@ -278,7 +278,7 @@ def test_an_answer_gives_the_exit_status(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_warnings_are_shown_but_for_what_torch_deprecates_in_itself(capsys: pytest.CaptureFixture[str]):
-    with shown_warnings(quiet=False):
+    with show_warnings(quiet=False):
         warnings.warn_explicit("old", DeprecationWarning, "_script.py", 1, module="torch.jit._script")
         warnings.warn_explicit("yours", DeprecationWarning, "train.py", 1, module="train")
         warnings.warn_explicit("slow", UserWarning, "optimizer.py", 1, module="torch.optim")

@@ -17,7 +17,7 @@ from featlearn.cli.built_in_task import built_in_task
 from featlearn.cli.settings import Settings
 from featlearn.cli.training import step_size
 from featlearn.cli.training_task import TrainingTask, scale_task
-from featlearn.cli.user_task import checked, user_task
+from featlearn.cli.user_task import checked_task, user_task
 from tests.cli.conftest import SMALL
 
 OWN = """
@@ -177,11 +177,11 @@ def test_a_network_of_ones_own_is_trained_as_it_is(place: str, monkeypatch: pyte
         ("broken", "own.py, line 15); --debug"),
         ("wrong", "own.py:wrong returns int, expected (model, (x, y), loss)"),
         ("leaves", "own.py:leaves failed: SystemExit: 3 ("),
-        ("vector", "the loss of own.py:vector gives a tensor of shape (20, 1), expected a tensor of one number"),
+        ("vector", "the loss of own.py:vector gives a tensor of shape (20, 1), expected a tensor with a single number"),
         ("detached", "the loss of own.py:detached has no gradient"),
         ("failing", "own.py, line 30); --debug"),
         ("late", "own.py:late failed: IndexError: first line ("),
-        ("ours", "own.py:ours failed: RunError: nowhere is not there"),
+        ("ours", "own.py:ours failed: RunError: nowhere does not exist"),
     ],
 )
 def test_what_fails_in_ones_own_code_is_a_line_with_its_place(name: str, said: str, capsys: pytest.CaptureFixture[str]):
@@ -226,11 +226,11 @@ X, Y, NET = torch.zeros(4, 3), torch.zeros(4, 2), nn.Linear(3, 2)
 )
 def test_what_a_function_returns_is_checked(returned: object, said: str):
     with pytest.raises(fl.FeatlearnError, match=said):
-        checked(returned, "here")
+        checked_task(returned, "here")
 
 
 def test_options_of_the_built_in_network_are_refused_beside_ones_own():
-    with pytest.raises(fl.FeatlearnError, match="--samples is given beside own:setup"):
+    with pytest.raises(fl.FeatlearnError, match="--samples is passed with own:setup"):
         user_task("own:setup", Settings(samples=3))
 
 
@@ -399,7 +399,7 @@ def test_the_default_rate_is_the_safe_rate_of_the_library():
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y, net = x.square(), nn.Linear(3, 3).double()
     for returned in ("mse", nn.MSELoss(), lambda f, t: 5 * (f - t).square().sum()):
-        task = checked((net, (x, y), returned), "here")
+        task = checked_task((net, (x, y), returned), "here")
         expected = fl.steer.safe_lr(net, x, None if returned == "mse" else y, loss=returned)
         assert step_size(task, Settings()) == pytest.approx(expected, rel=1e-6)
         assert step_size(task, Settings(batch=4)) != pytest.approx(expected, rel=1e-3)

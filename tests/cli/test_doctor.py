@@ -57,7 +57,7 @@ def test_data_with_missing_files_are_not_found(capsys: pytest.CaptureFixture[str
     assert main(["doctor", "--data-root", "data"]) == 0
     said = {line.split()[0]: " ".join(line.split()[1:]) for line in capsys.readouterr().out.splitlines() if line}
     assert said["cifar10"] == "incomplete: no data_batch_3, data_batch_5, test_batch"
-    assert said["mnist"] == "not there"
+    assert said["mnist"] == "not found"
     found = answer(["doctor", "--data-root", "data"], capsys)
     assert found["data"]["cifar10"] is False
     assert found["data_missing"]["cifar10"] == ["data_batch_3", "data_batch_5", "test_batch"]

@@ -47,7 +47,7 @@ def test_a_run_that_is_not_there_is_refused_with_what_to_call(recorded: Path, ca
         assert main([*words, "mine"]) == 1
         assert "expected the folder or the .zip of a run; featlearn runs ls FOLDER lists" in capsys.readouterr().err
     assert main(["runs", "show", str(recorded)]) == 1
-    said = f"is a folder of 2 runs, expected one of them, {recorded / 'seed-0'} for example; featlearn diagnose"
+    said = f"is a folder of 2 runs, expected a single run such as {recorded / 'seed-0'}; featlearn diagnose"
     assert said in capsys.readouterr().err
 
 

@@ -53,9 +53,9 @@ def test_a_report_names_the_folder_that_is_not_there(recorded: Path, capsys: pyt
 
 def test_an_empty_folder_has_no_runs(capsys: pytest.CaptureFixture[str]):
     assert main(["runs", "ls", "."]) == 0
-    assert capsys.readouterr().out == "no runs in ., down to two levels\n"
+    assert capsys.readouterr().out == "no runs in ., up to two levels deep\n"
     assert main(["runs", "ls"]) == 1
-    assert "there is no folder runs, expected one that holds runs: featlearn runs ls FOLDER" in capsys.readouterr().err
+    assert "runs is not a folder, expected a folder of runs: featlearn runs ls FOLDER" in capsys.readouterr().err
 
 
 def test_events_are_told_in_words(capsys: pytest.CaptureFixture[str]):

@@ -15,7 +15,7 @@ import pytest
 import featlearn as fl
 from featlearn.cli.app import main
 from featlearn.cli.sweep_file import read_sweep_file
-from featlearn.cli.swept_function import diagnosed, points_and_function
+from featlearn.cli.swept_function import points_and_function, train_and_watch
 from tests.cli.test_app import GUARDED
 
 DIGITS = """
@@ -85,8 +85,8 @@ def test_options_of_diagnose_are_swept(swept: tuple[Path, dict]):
 
 def test_seeds_of_a_point_share_their_learning_rate_and_are_one_experiment(tmp_path: Path):
     small = {"samples": 24, "test": 8, "width": 6, "steps": 3}
-    runs = [diagnosed(None, 5, seed=seed, out=tmp_path / str(seed), **small) for seed in (5, 6)]
-    alone = diagnosed(None, 6, seed=6, out=tmp_path / "alone", **small)
+    runs = [train_and_watch(None, 5, seed=seed, out=tmp_path / str(seed), **small) for seed in (5, 6)]
+    alone = train_and_watch(None, 6, seed=6, out=tmp_path / "alone", **small)
     rates = [run.config["settings"]["lr"] for run in (*runs, alone)]
     assert rates[0] == rates[1] != rates[2]
     assert 'class="single"' in fl.report(runs, tmp_path / "both.html").read_text()  # two runs, one group
@@ -174,14 +174,14 @@ def test_a_subject_and_points_one_by_one():
         ("[grid]\nwidth = []", "no values of 'width'"),
         ("[fixed]\nwidth = 3\n[grid]\nwidth = [1]", "in [fixed] and in the grid"),
         ("seeds = 0\n[grid]\nwidth = [1]", "seeds of grid.toml is 0"),
-        ("seeds = [1, 1]\n[grid]\nwidth = [1]", "each once"),
+        ("seeds = [1, 1]\n[grid]\nwidth = [1]", "distinct"),
         ("[map]\nz = 'a'\n[grid]\nwidth = [1]", "[map] of grid.toml has 'z'"),
         ("subject = 'a:b'\nfunction = 'a:b'\n[grid]\nwidth = [1]", "has subject and function"),
         ("subject = 'own.py:train'\n[grid]\nwidth = [1]", "has width beside subject"),
         ("function = 'own.py:train'\n[grid]\na = [1]", "missing a required argument: 'b'"),
         ("function = 'own.py:trian'\n[grid]\na = [1]", "did you mean 'train'?"),
         ("points = [1]", "expected [[points]]"),
-        ("[grid", "is no TOML file"),
+        ("[grid", "is not a TOML file"),
     ],
 )
 def test_a_file_that_makes_no_sense_is_wrong_usage(text: str, said: str, capsys: pytest.CaptureFixture[str]):
@@ -195,12 +195,12 @@ def test_a_file_that_makes_no_sense_is_wrong_usage(text: str, said: str, capsys:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["nowhere.toml"], 1, "there is no file nowhere.toml"),
+        (["nowhere.toml"], 1, "nowhere.toml does not exist"),
         (["grid.toml", "--jobs", "0"], 2, "--jobs 0"),
         (["grid.toml", "--seeds", "x"], 2, "--seeds is 'x'"),
-        (["grid.toml", "--resume", "--overwrite"], 2, "expected one of them"),
+        (["grid.toml", "--resume", "--overwrite"], 2, "expected at most one of them"),
         (["grid.toml", "--x", "widht"], 2, "did you mean 'width'?"),
-        (["grid.toml", "--y", "steps"], 2, "'steps' is no setting of grid.toml, expected seed, width"),
+        (["grid.toml", "--y", "steps"], 2, "'steps' is not a setting of grid.toml, expected seed, width"),
     ],
 )
 def test_wrong_words_are_told(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]):

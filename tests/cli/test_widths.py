@@ -81,7 +81,7 @@ def test_problems_are_status_1(own: Path, capsys: pytest.CaptureFixture[str]):
         (["{}:by_widths"], 2, "did you mean 'by_width'"),
         (["{}:wrong"], 1, "no 'make_model', expected make_model, data, loss, optimizer"),
         (["{}:broken"], 1, "no such width"),
-        (["nowhere.py:setup"], 1, "there is no file nowhere.py"),
+        (["nowhere.py:setup"], 1, "nowhere.py does not exist"),
     ],
 )
 def test_wrong_usage(own: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, message: str):

@@ -330,7 +330,7 @@ def test_a_start_has_the_shape_of_the_targets_in_both_forms():
     for call in (lambda **given: dynamics.kernel_descent(K, times=[1.0], **given), evolving):
         assert call(y=Y, f0=Y).outputs.shape[1:] == (3,)
         assert call(y=Y[:, None], f0=Y[:, None]).outputs.shape[1:] == (3, 1)
-        with pytest.raises(fl.FeatlearnError, match=r"f0 has shape \(3, 1\), expected \(3,\), as y has"):
+        with pytest.raises(fl.FeatlearnError, match=r"f0 has shape \(3, 1\), expected \(3,\) like y"):
             call(y=Y, f0=Y[:, None])
 
 

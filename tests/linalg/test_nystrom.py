@@ -14,7 +14,7 @@ from featlearn.linalg.nystrom import (
     norm,
     normalized_overlap,
     sketched_norm,
-    surveyed,
+    survey_columns,
 )
 
 SIZE = 240
@@ -59,7 +59,7 @@ class Formed:
 def columns(
     kernel: Tensor, draws: int, generator: torch.Generator, group: int = 1, targets: Tensor | None = None
 ) -> Survey:
-    return surveyed(Formed(kernel, group), draws, generator, targets)
+    return survey_columns(Formed(kernel, group), draws, generator, targets)
 
 
 def random_vectors(kernel: Tensor, draws: int, generator: torch.Generator) -> RandomProducts:

@@ -37,7 +37,7 @@ def found_in(model: nn.Module, x: Any) -> WeightMatrices:
 
 def test_a_linear_layer_and_a_convolution():
     model = nn.Sequential(nn.Conv2d(4, 6, (2, 3), groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3))
-    found = found_in(model, torch.randn(5, 4, 3, 6)).found
+    found = found_in(model, torch.randn(5, 4, 3, 6)).by_name
     conv, linear = found["0"], found["3"]
     assert conv.parameters == ("0.weight",)
     assert conv.layer == "0"
@@ -55,7 +55,7 @@ def test_the_weight_is_applied_to_its_rows():
     )
     x = torch.randn(5, 3, 6)
     with captured(model, x) as chunk:
-        found = weight_matrices(chunk).found
+        found = weight_matrices(chunk).by_name
         rows = found["0"].readings[0].form.rows().rows().flatten(2)  # type: ignore[union-attr]
         maps = model[0](chunk.batch.take(chunk.indices)).detach()
         expected = (maps - model[0].bias.detach()[:, None]).transpose(1, 2)
@@ -70,25 +70,25 @@ def test_a_weight_applied_several_times_is_one():
     model = Net(
         lambda self, x: self.layer(self.layer(x).tanh()) + F.linear(x, self.layer.weight), layer=nn.Linear(4, 4)
     )
-    (one,) = found_in(model, torch.randn(5, 4)).found.values()
+    (one,) = found_in(model, torch.randn(5, 4)).by_name.values()
     assert len(one.readings) == 3
     assert one.positions == 3
 
 
 def test_a_transposed_use_is_another_weight():
     model = Net(lambda self, x: F.linear(torch.tanh(F.linear(x, self.weight)), self.weight.T), weight=parameter(5, 3))
-    shapes = sorted(tuple(one.weight.shape) for one in found_in(model, torch.randn(6, 3)).found.values())
+    shapes = sorted(tuple(one.weight.shape) for one in found_in(model, torch.randn(6, 3)).by_name.values())
     assert shapes == [(3, 5), (5, 3)]
 
 
 def test_weights_made_of_parameters_have_their_value():
     layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
-    (one,) = found_in(layer, torch.randn(5, 4)).found.values()
+    (one,) = found_in(layer, torch.randn(5, 4)).by_name.values()
     assert one.layer == ""
     assert one.parameters == ("parametrizations.weight.original0", "parametrizations.weight.original1")
     assert torch.equal(one.weight, layer.weight.detach())
     inner = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), nn.Linear(3, 2))
-    assert list(found_in(inner, torch.randn(5, 4)).found) == ["0", "1"]
+    assert list(found_in(inner, torch.randn(5, 4)).by_name) == ["0", "1"]
 
 
 def test_weights_made_by_several_layers_are_left_out():
@@ -97,7 +97,7 @@ def test_weights_made_by_several_layers_are_left_out():
 
     model = Net(forward, generator=nn.Linear(2, 12), code=parameter(2), head=nn.Linear(3, 2))
     found = found_in(model, torch.randn(5, 4))
-    assert list(found.found) == ["head"]
+    assert list(found.by_name) == ["head"]
     assert any("several layers" in reason and "generator" in reason for reason in found.left_out.values())
 
 
@@ -123,7 +123,7 @@ def test_attention_is_found_with_what_feeds_it(attend: Any):
     layers = {name: nn.Linear(4, 6) for name in "abc"}
     with captured(Net(forward, **layers, out=nn.Linear(6, 2)), torch.randn(5, 3, 4)) as chunk:
         assert chunk.graph is not None
-        found = weight_matrices(chunk).found
+        found = weight_matrices(chunk).by_name
         nodes = {one.readings[0].use.node: name for name, one in found.items()}
         (attention,) = attentions(chunk.graph, nodes)
         feeding = [[nodes[node] for node in nearest(value, nodes)] for value in (attention.q, attention.k, attention.v)]
@@ -139,7 +139,7 @@ def test_attention_without_an_axis_of_heads_is_found():
         return self.out(F.scaled_dot_product_attention(self.a(x), self.b(x), self.c(x))).mean(1)
 
     layers = {name: nn.Linear(4, 6) for name in "abc"}
-    found = found_in(Net(forward, **layers, out=nn.Linear(6, 2)), torch.randn(5, 3, 4)).found
+    found = found_in(Net(forward, **layers, out=nn.Linear(6, 2)), torch.randn(5, 3, 4)).by_name
     assert [found[name].role for name in "abc"] == ["q", "k", "v"]
 
 
@@ -149,7 +149,7 @@ def test_units_with_two_roles_have_none():
         return self.out(F.scaled_dot_product_attention(query, shared, shared)).mean((1, 2))
 
     model = Net(forward, q=nn.Linear(4, 6), shared=nn.Linear(4, 6), out=nn.Linear(6, 2))
-    found = found_in(model, torch.randn(5, 3, 4)).found
+    found = found_in(model, torch.randn(5, 3, 4)).by_name
     assert {name: one.role for name, one in found.items()} == {"q": "q", "shared": None, "out": None}
 
 
@@ -158,7 +158,7 @@ def test_a_projection_that_also_feeds_something_else_stays_whole():
         query, key, value, rest = self.fused(x).unsqueeze(1).chunk(4, -1)
         return self.out(F.scaled_dot_product_attention(query, key, value) + torch.relu(rest)).mean((1, 2))
 
-    found = found_in(Net(forward, fused=nn.Linear(4, 24), out=nn.Linear(6, 2)), torch.randn(5, 3, 4)).found
+    found = found_in(Net(forward, fused=nn.Linear(4, 24), out=nn.Linear(6, 2)), torch.randn(5, 3, 4)).by_name
     assert list(found) == ["fused", "out"]
     assert found["fused"].role is None
 
@@ -166,7 +166,7 @@ def test_a_projection_that_also_feeds_something_else_stays_whole():
 def test_what_lies_between_two_ops():
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Tanh(), nn.Linear(5, 2))
     with captured(model, torch.randn(6, 4)) as chunk:
-        found = weight_matrices(chunk).found
+        found = weight_matrices(chunk).by_name
         assert chunk.graph is not None
         first, second = (found[name].readings[0].use.node for name in ("0", "3"))
         nodes = FeaturePaths(chunk.graph, {first, second}, []).between([second.next_functions[1]], first)

@@ -52,12 +52,12 @@ def test_feature_rate_takes_the_constant_off_both():
 def test_what_a_training_loop_yields_is_answered_with_what_to_do():
     with pytest.raises(InputTypeError, match=r"K is list, expected a tensor; stack them: torch\.stack\(K\)"):
         metrics.alignment([K0, K1], Y)  # type: ignore[arg-type]
-    with pytest.raises(InputTypeError, match=r"choose one of its entries, K\['0'\] for example"):
+    with pytest.raises(InputTypeError, match=r"choose one of its entries, such as K\['0'\]"):
         metrics.alignment({"0": K0}, Y)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("outputs", [4, P])
 def test_a_full_kernel_is_not_taken_for_a_stack(outputs: int):
     full = torch.ones(P, P, outputs, outputs, dtype=torch.float64)
-    with pytest.raises(InputValueError, match=r"\(P, P, C, C\): every pair of outputs; expected \(\.\.\., P, P\)"):
+    with pytest.raises(InputValueError, match=r"\(P, P, C, C\) for all pairs of outputs, expected \(\.\.\., P, P\)"):
         metrics.alignment(full, torch.randn(P, outputs, dtype=torch.float64))

@@ -148,7 +148,7 @@ def test_what_is_not_there_is_named(recorded: Path):
         run.array("kernel", 0)
     with pytest.raises(InputValueError, match=r"did you mean 'spectrum'\?$"):
         run.array("spectrun", 7)
-    with pytest.raises(RunError, match="is not there"):
+    with pytest.raises(RunError, match="does not exist"):
         open_run(recorded / "nowhere")
     with pytest.raises(RunError, match=r"run\.json"):
         open_run(recorded / "arrays")

@@ -233,7 +233,7 @@ REFUSED: list[tuple[Callable[[], Any], type, str]] = [
     (lambda: AdaptiveSLO(MODEL.parameters(), None, 0.1), TypeError, "model is generator, expected an nn.Module"),
     (lambda: AdaptiveSLO(MODEL, None, -0.1), ValueError, "lr is -0.1"),
     (lambda: AdaptiveSLO(MODEL, None, 0.1, eps=-0.1), ValueError, "eps is -0.1"),
-    (lambda: AdaptiveSLO(MODEL, None, 0.1, boost=0.5), ValueError, "boost is 0.5, expected >= 1"),
+    (lambda: AdaptiveSLO(MODEL, None, 0.1, boost=0.5), ValueError, "boost is 0.5, expected a number >= 1"),
     (lambda: AdaptiveSLO(MODEL, None, 0.1, boost="20"), TypeError, "boost is '20', expected a number"),
     (lambda: AdaptiveSLO(MODEL, None, 0.1, boost=math.nan), ValueError, "boost is nan"),
     (lambda: AdaptiveSLO(MODEL, None, 0.1, every=0), ValueError, "every is 0"),

@@ -69,8 +69,8 @@ def test_the_groups_drive_an_optimizer():
         ([("0", 1.0)], TypeError, "expected a mapping"),
         ({0: 1.0}, TypeError, "expected a mapping"),
         ({"0": 1.0}, ValueError, r"no glob of \['0'\] matches '2.weight'; add a last entry"),
-        ({"1": 1.0, "*": 1.0}, ValueError, "'1' takes no trainable parameter.*0.weight"),
-        ({"*": 1.0, "0": 2.0}, ValueError, "'0' takes no trainable parameter.*before it took them"),
+        ({"1": 1.0, "*": 1.0}, ValueError, "'1' adds no trainable parameter.*0.weight"),
+        ({"*": 1.0, "0": 2.0}, ValueError, "'0' adds no trainable parameter.*those of earlier globs"),
     ],
 )
 def test_globs_that_leave_something_over_are_refused(speeds, kind: type, words: str):

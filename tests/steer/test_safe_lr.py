@@ -197,9 +197,9 @@ def test_a_loss_without_a_second_derivative_counts_as_one_over_the_samples():
     [
         ({"loss": "msee"}, InputValueError, "loss='msee', expected 'mse'"),
         ({"loss": 1}, InputTypeError, "loss is int"),
-        ({"loss": lambda f: f}, InputTypeError, r"shape \(11, 3\), expected a tensor of one number"),
+        ({"loss": lambda f: f}, InputTypeError, r"shape \(11, 3\), expected a tensor with a single number"),
         ({"loss": lambda f: 1.0}, InputTypeError, "the loss gives float"),
-        ({"loss": lambda f: f.detach().sum()}, InputTypeError, "with a gradient"),
+        ({"loss": lambda f: f.detach().sum()}, InputTypeError, "and a gradient"),
         ({"share": 0}, InputValueError, "share=0"),
         ({"share": math.nan}, InputValueError, "share"),
         ({"output_scale": -1.0}, InputValueError, "output_scale=-1.0"),

@@ -382,7 +382,7 @@ REFUSED: list[tuple[Callable[[], Any], type, str]] = [
     (lambda: SLO([3.0], 0.1), TypeError, "a parameter is float"),
     (lambda: SLO([{"speed": 1.0}], 0.1), TypeError, "expected a dictionary with 'params'"),
     (lambda: SLO([nn.Parameter(torch.ones(2, dtype=torch.complex64))], 0.1), TypeError, "complex64.*expected real"),
-    (lambda: SLO(2 * [parameter([1.0])], 0.1), ValueError, "twice in one group"),
+    (lambda: SLO(2 * [parameter([1.0])], 0.1), ValueError, "twice in a group"),
     (lambda: SLO([parameter(torch.zeros(2, 3))], 0.1, keep_output_scale=True), ValueError, r"\(2, 3\).*is zero"),
 ]
 

@@ -78,7 +78,7 @@ def test_images_keep_their_shape_and_format():
 def test_what_cannot_be_whitened_is_refused():
     with pytest.raises(fl.errors.InputValueError, match="zero"):
         whiten(torch.zeros(3, 2))
-    with pytest.raises(fl.errors.InputTypeError, match="floating point"):
+    with pytest.raises(fl.errors.InputTypeError, match="floating-point"):
         whiten(torch.ones(3, 2, dtype=torch.int64))
     with pytest.raises(fl.errors.InputValueError, match="nan"):
         whiten(torch.full((3, 2), torch.nan))

@@ -166,10 +166,10 @@ def test_reproduce_runs_elsewhere(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--jobs", "2", "--dask", "local"], "--jobs and --dask are given, expected one of them"),
-        (["--dask", "local", "--slurm", "a=1"], "--dask and --slurm are given"),
-        (["--slurm", "partition"], "--slurm has 'partition', expected key=value"),
-        (["--slurm", "a=1,a=2"], "each key once"),
+        (["--jobs", "2", "--dask", "local"], "--jobs and --dask are passed, expected only one of them"),
+        (["--dask", "local", "--slurm", "a=1"], "--dask and --slurm are passed"),
+        (["--slurm", "partition"], "--slurm has 'partition', expected comma-separated key=value"),
+        (["--slurm", "a=1,a=2"], "distinct keys"),
     ],
 )
 @pytest.mark.parametrize("command", [["sweep", "grid.toml"], ["reproduce", "002/figC2"]])
@@ -184,7 +184,9 @@ def test_engines_that_are_not_there_are_named(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     pytest.importorskip("distributed")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputValueError, match=r"--slurm partition=gpu cannot be used: .*expected a machine with Slurm"):
+    with pytest.raises(
+        InputValueError, match=r"--slurm partition=gpu cannot be used: .*expected a machine with sbatch"
+    ):
         slurm_executor("partition=gpu", tmp_path)
     with pytest.raises(InputValueError, match=r"--slurm cluster=local,partitoin=gpu cannot be used: .*partitoin"):
         slurm_executor("cluster=local,partitoin=gpu", tmp_path)

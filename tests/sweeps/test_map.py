@@ -82,7 +82,7 @@ def test_an_axis_may_be_the_seed_and_others_must_be_fixed(found):
     for arguments, said in (
         (
             ("seed", "gamma", "number"),
-            r"differ in 'width' \(5, 15, 25\), expected one of them: where={'width': 5}",
+            r"differ in 'width' \(5, 15, 25\), expected one: where={'width': 5}",
         ),
         (("gama", "width", "number"), "did you mean 'gamma'"),
         (("gamma", "gamma", "number"), "x and y are both 'gamma'"),
@@ -184,7 +184,7 @@ def test_a_boundary_is_a_function_or_curves(found):
     for wrong, kind in ((3, InputTypeError), (([1, 2], [1]), InputValueError)):
         with pytest.raises(kind, match=r"a boundary has|boundary is"):
             found.map(x="gamma", y="width", value="number", boundary=wrong)
-    with pytest.raises(InputValueError, match="needs two axes of numbers"):
+    with pytest.raises(InputValueError, match="needs two numeric axes"):
         found.map(x="kind", y="width", value="number", where={"gamma": 1.0}, boundary=several)
 
 

@@ -68,7 +68,7 @@ def test_a_killed_worker_costs_its_own_job_and_no_other(tmp_path):
         once = pool.submit(killed, str(tmp_path / "once"), 1)
         twice = pool.submit(killed, str(tmp_path / "twice"), 2)
         assert once.result() == 2
-        with pytest.raises(WorkerKilledError, match="killed 2 times, perhaps for want of memory"):
+        with pytest.raises(WorkerKilledError, match="killed 2 times, perhaps out of memory"):
             twice.result()
         assert [future.result()[0] for future in beside] == [0, 1, 4]
         assert pool.submit(slow_square, 5).result()[0] == 25

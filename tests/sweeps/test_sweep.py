@@ -110,7 +110,7 @@ def test_a_function_of_a_session_or_a_wrapped_one_is_refused(tmp_path):
         return a
 
     product.__module__, product.__qualname__ = functions.__name__, "product"
-    with pytest.raises(InputValueError, match="has another product than the one that was given"):
+    with pytest.raises(InputValueError, match="product is not this function"):
         fl.sweep(product, {"a": [1]}, out=tmp_path / "t")
 
 
@@ -309,7 +309,7 @@ def test_wrong_arguments_are_named(tmp_path):
     for options, said in (
         ({"on_error": "ignore"}, "on_error='ignore'"),
         ({"executor": 3}, r"expected an object with submit\(function"),
-        ({"resume": True, "overwrite": True}, "expected one of them"),
+        ({"resume": True, "overwrite": True}, "expected at most one of them"),
     ):
         with pytest.raises(FeatlearnError, match=said):
             fl.sweep(functions.alone, {"x": [1]}, out=tmp_path / "s", **options)
@@ -362,7 +362,7 @@ def test_overwrite_removes_a_sweep_and_nothing_else(tmp_path):
         fl.sweep(functions.alone, {"x": [1]}, out=out, executor=SERIAL, overwrite=True)
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "notes.txt").touch()
-    for options, said in (({"overwrite": True}, "would remove"), ({}, "with other files in it")):
+    for options, said in (({"overwrite": True}, "would remove"), ({}, "contains other files")):
         with pytest.raises(RunError, match=said):
             fl.sweep(functions.alone, {"x": [1]}, out=tmp_path / "plain", executor=SERIAL, **options)
     assert (tmp_path / "plain" / "notes.txt").exists()
@@ -553,7 +553,7 @@ def test_a_script_without_a_guard_is_told_what_to_do(tmp_path):
     )
     assert done.returncode == 1
     assert "WorkerStartError: a worker process did not start" in done.stderr
-    assert "the call belongs under `if __name__ == '__main__':`" in done.stderr
+    assert "put the call under `if __name__ == '__main__':`" in done.stderr
     assert [row["status"] for row in fl.open_sweep(tmp_path / "s").rows] == ["missing"] * 2
 
 

@@ -29,12 +29,12 @@ class UsageError(InputValueError):
 
 
 def document(data: Any) -> str:
-    """One JSON document; nan and infinity become null, as in `Diagnosis.to_json`."""
+    """Format data as a JSON document; nan and infinity become null, as in `Diagnosis.to_json`."""
     return json.dumps(_plain(data), indent=1, allow_nan=False, ensure_ascii=False)
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A text table; the first column is left-aligned, the others, mostly numbers, right-aligned."""
+    """Format a text table, with the first column left-aligned and the others right-aligned."""
     lines = [list(heads), *map(list, rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
 
@@ -47,7 +47,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A rounded number, or a dash for None and nan."""
+    """Format a rounded number, or a dash for None and nan."""
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}g}"
 
 
@@ -55,7 +55,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, PurePath) else value

@@ -1,4 +1,4 @@
-"""The commands, and how their results and errors are printed."""
+"""Parse and run commands, and print their results and errors."""
 
 import os
 import sys
@@ -33,29 +33,29 @@ usage, 130 interrupted. FEATLEARN_DEBUG=1 or --debug shows where an error came
 from, NO_COLOR=1 switches colors off."""
 
 COMMANDS = {
-    "diagnose": ("featlearn.cli.diagnose:diagnose", "Train a network, watch it, and say what it did."),
-    "report": ("featlearn.cli.report:report", "One HTML page about recorded runs."),
-    "live": ("featlearn.cli.serve:live", "A page that follows runs while they are written."),
+    "diagnose": ("featlearn.cli.diagnose:diagnose", "Train a network, watch it, and diagnose it."),
+    "report": ("featlearn.cli.report:report", "Write an HTML page about recorded runs."),
+    "live": ("featlearn.cli.serve:live", "Serve a page that follows running trainings."),
     "sweep": ("featlearn.cli.sweep:sweep", "Diagnose at every point of a grid, in parallel."),
-    "widths": ("featlearn.cli.widths:widths", "Say how a network scales with its width, and which layer is off."),
-    "explore": ("featlearn.cli.explore:explore", "A page of the theories, with sliders and small networks that train."),
-    "cite": ("featlearn.cli.cite:cite", "What to cite for a result."),
-    "doctor": ("featlearn.cli.doctor:doctor", "What is installed, what is missing, and how to get it."),
+    "widths": ("featlearn.cli.widths:widths", "Check how a network scales with its width, layer by layer."),
+    "explore": ("featlearn.cli.explore:explore", "Write an interactive page of the theories."),
+    "cite": ("featlearn.cli.cite:cite", "Print what to cite for a result."),
+    "doctor": ("featlearn.cli.doctor:doctor", "Check what is installed, and how to install the rest."),
 }
 COMMAND_GROUP = "featlearn.commands"
-"""Entry points of other distributions that add commands; the summary of a distribution is that of its command."""
+"""Entry points of other distributions that add commands; a distribution's summary describes its command."""
 KNOWN_DISTRIBUTIONS = {"reproduce": ("featlearn-papers", "Repeat a figure of the five papers, and check its claims.")}
-"""Command -> the distribution that adds it, and its summary where that is not installed."""
+"""Command -> the distribution that adds it, and a summary shown if it is not installed."""
 RUNS = {
-    "ls": ("featlearn.cli.runs:ls", "The runs in a folder."),
-    "show": ("featlearn.cli.runs:show", "All there is to say about one run."),
-    "compare": ("featlearn.cli.runs:compare", "The key numbers of several runs, side by side."),
-    "pack": ("featlearn.cli.runs:pack", "A run as one .zip file."),
+    "ls": ("featlearn.cli.runs:ls", "List the runs in a folder."),
+    "show": ("featlearn.cli.runs:show", "Show everything about a run."),
+    "compare": ("featlearn.cli.runs:compare", "Compare key numbers of several runs."),
+    "pack": ("featlearn.cli.runs:pack", "Pack a run into a .zip file."),
 }
 
 
 def application(words: Sequence[str]) -> App:
-    """The commands, loaded on demand; `words` are those of the command line."""
+    """Build the commands, loaded on demand; `words` are the words of the command line."""
     app = App(
         name="featlearn",
         help=ABOUT,
@@ -67,9 +67,9 @@ def application(words: Sequence[str]) -> App:
     )
     runs = App(name="runs", help="Recorded runs: ls, show, compare, pack.", help_format="plaintext")
     for parent, commands in ((app, COMMANDS | _installed_commands()), (runs, RUNS)):
-        for name, (place, summary) in commands.items():
-            # One line in the list of commands; a command that is called loads and shows its docstring.
-            parent.command(place, name=name, help=None if name in words else summary)
+        for name, (location, summary) in commands.items():
+            # The list of commands shows the summary; a command on the command line shows its docstring.
+            parent.command(location, name=name, help=None if name in words else summary)
     app.command(runs)
     for name in KNOWN_DISTRIBUTIONS:
         if name not in app:
@@ -78,7 +78,7 @@ def application(words: Sequence[str]) -> App:
 
 
 def _installed_commands() -> dict[str, tuple[str, str]]:
-    """Return commands of other installed distributions: name -> (place, summary)."""
+    """Return commands of other installed distributions: name -> (location, summary)."""
     return {
         entry.name: (entry.value, (entry.dist.metadata["Summary"] if entry.dist else None) or entry.value)
         for entry in entry_points(group=COMMAND_GROUP)
@@ -100,7 +100,7 @@ def _missing_command(name: str) -> Callable[..., Answer]:
 
 
 def _console() -> Any:
-    """The console of --help: the parser's own, or one without colors and bold letters."""
+    """Return the console of --help: None for the default, or a console without colors."""
     if not os.environ.get("NO_COLOR"):
         return None
     from rich.console import Console
@@ -109,18 +109,18 @@ def _console() -> Any:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run a command line, by default that of the process; returns the exit status."""
+    """Run a command line, by default that of the process; return the exit status."""
     words = list(sys.argv[1:] if words is None else words)
     # closed streams are None, and print(file=None) would write errors to stdout
     sys.stdout, sys.stderr = (stream or StringIO() for stream in (sys.stdout, sys.stderr))
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, ValueError):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr] # a terminal without ± still prints
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr] # for terminals without ±
     try:
         try:
-            code = _status(words)
+            code = _run_command(words)
         except KeyboardInterrupt:
-            code = _refused(words, "interrupted", INTERRUPTED)
+            code = _report_error(words, "interrupted", INTERRUPTED)
         print(end="", flush=True)  # --help flushes only at exit, which is too late to report an error
         return code
     except BrokenPipeError:  # the reader has closed the pipe: `featlearn ... | head`
@@ -128,28 +128,28 @@ def main(words: Sequence[str] | None = None) -> int:
         return DONE
     except OSError as error:  # for example a full disk
         _drop_output()
-        _tell(f"the output cannot be written: {error.strerror or error}")
+        _print_error(f"the output cannot be written: {error.strerror or error}")
         return FAILED
 
 
-def _status(words: list[str]) -> int:
+def _run_command(words: list[str]) -> int:
     try:
         command, bound = parsed(words)
-        prints = isinstance(getattr(command, "__self__", None), App)  # --help and --version print themselves
+        prints = isinstance(getattr(command, "__self__", None), App)  # --help and --version
         answer: Answer | None = None if prints else command(*bound.args, **bound.kwargs)
     except CycloptsError as error:
-        return _refused(words, _explained(error), USAGE)
+        return _report_error(words, _parser_message(error), USAGE)
     except UsageError as error:
-        return _refused(words, str(error), USAGE)
+        return _report_error(words, str(error), USAGE)
     except BrokenPipeError:
         raise
     except FeatlearnError as error:
-        return _refused(words, str(error), FAILED)
-    except OSError as error:  # without its number
-        said = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
-        return _refused(words, said, FAILED)
-    except Exception as error:  # a bug of ours; --json still prints a document
-        return _refused(words, one_line_message(error), FAILED)
+        return _report_error(words, str(error), FAILED)
+    except OSError as error:  # without errno
+        message = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        return _report_error(words, message, FAILED)
+    except Exception as error:  # unexpected errors
+        return _report_error(words, one_line_message(error), FAILED)
     if answer is None:
         with suppress(SystemExit):  # raised by rich if the reader of --help has closed the pipe
             command(*bound.args, **bound.kwargs)
@@ -159,7 +159,7 @@ def _status(words: list[str]) -> int:
 
 
 def parsed(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
-    """The function to call and its arguments; the command line overrides the file of --config."""
+    """Return the function to call and its arguments; the command line overrides the file of --config."""
     app = application(words)
     command, bound, *_ = app.parse_args(words, print_error=False, exit_on_error=False)
     config = bound.arguments.get("config")
@@ -170,43 +170,45 @@ def parsed(words: list[str]) -> tuple[Callable[..., Any], BoundArguments]:
 
 
 def _from_file(path: Path, command: App) -> Dict:
-    """Options of a TOML file, under the names of the command line without --."""
+    """Read options of a TOML file, named as on the command line without --."""
     if not path.is_file():
-        raise FeatlearnError(f"there is no file {path}, expected one with options for --config")
+        raise FeatlearnError(f"{path} does not exist, expected a TOML file with options for --config")
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML file: {error}") from error
+        raise UsageError(f"{path} is not a TOML file: {error}") from error
     options = command.assemble_argument_collection(parse_docstring=False)
-    known = [name.removeprefix("--") for option in options for name in option.names if name.startswith("--")]
-    for key in found:
-        if key.replace("_", "-") not in known or key == "config":
-            raise UsageError(f"{path} has an option {key!r}, expected those of --help{did_you_mean(key, known)}")
-    values = {key.replace("_", "-"): value for key, value in found.items()}
+    names = [name.removeprefix("--") for option in options for name in option.names if name.startswith("--")]
+    for key in entries:
+        if key.replace("_", "-") not in names or key == "config":
+            raise UsageError(
+                f"{path} has an unknown option {key!r}, expected options of --help{did_you_mean(key, names)}"
+            )
+    values = {key.replace("_", "-"): value for key, value in entries.items()}
     return Dict(values, source=str(path), use_commands_as_keys=False)
 
 
-def _explained(error: CycloptsError) -> str:
-    """The message of the parser, with its suggestion, in one line."""
+def _parser_message(error: CycloptsError) -> str:
+    """Return the parser's message on a single line, with a hint."""
     return f"{' '.join(str(error).split())} Try --help."
 
 
-def _refused(words: Sequence[str], message: str, code: int) -> int:
+def _report_error(words: Sequence[str], message: str, code: int) -> int:
     if "--debug" in words or os.environ.get("FEATLEARN_DEBUG"):
         traceback.print_exc()
     else:
-        _tell(message)
+        _print_error(message)
     if "--json" in words:
         _print(document({"error": message}), sys.stdout)
     return code
 
 
-def _tell(message: str) -> None:
+def _print_error(message: str) -> None:
     _print(f"featlearn: {message}", sys.stderr)
 
 
 def _drop_output() -> None:
-    """Discard what could not be written, or Python would try again at exit."""
+    """Discard buffered output, which Python would try to write again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

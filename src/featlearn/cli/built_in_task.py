@@ -1,4 +1,4 @@
-"""The networks and data that come with featlearn."""
+"""Built-in networks and data."""
 
 import os
 from collections.abc import Callable
@@ -24,15 +24,15 @@ Pair = tuple[Tensor, Tensor]
 
 
 def built_in_task(settings: Settings) -> TrainingTask:
-    """Network, data and loss as the settings have it; the seed of torch is set already."""
+    """Create network, data, and loss for the settings. Uses torch's global seed."""
     (x, y), test = _samples(settings)
     labels = not y.is_floating_point()
     classes = int(max(y.max(), -1 if test is None else test[1].max())) + 1 if labels else 0
     if settings.loss == "cross-entropy" and not labels:
-        raise InputValueError(f"--loss cross-entropy with y of {y.dtype}, expected whole numbers, the classes")
+        raise InputValueError(f"--loss cross-entropy with y of {y.dtype}, expected integer classes")
     if settings.whiten:
-        white = whiten(x)
-        x, test = white.x, None if test is None else (white.transform(test[0]), test[1])
+        whitening = whiten(x)
+        x, test = whitening.x, None if test is None else (whitening.transform(test[0]), test[1])
     outputs = classes if labels else None if y.dim() == 1 else y.shape[1]
     if labels and settings.loss != "cross-entropy":
         shift = 0.0 if settings.loss == "bce" else 1 / classes  # squared errors train on rows that sum to zero
@@ -57,7 +57,7 @@ def _network(settings: Settings, x: Tensor, outputs: int | None) -> nn.Module:
 
 
 def _samples(settings: Settings) -> tuple[Pair, Pair | None]:
-    """Training and test samples, the same for every seed; images for a CNN, rows for an MLP."""
+    """Load training and test samples, independent of the seed: images for a CNN, rows for an MLP."""
     name, _, batches = settings.data.partition(":")
     train: Pair
     test: Pair | None
@@ -68,22 +68,22 @@ def _samples(settings: Settings) -> tuple[Pair, Pair | None]:
     elif settings.data.endswith(".npz"):
         train, test = _from_file(Path(settings.data))
     else:
-        known = ["digits", *IMAGES]
-        raise UsageError(f"--data {settings.data}, expected {', '.join(known)} or FILE.npz{did_you_mean(name, known)}")
+        names = ["digits", *IMAGES]
+        raise UsageError(f"--data {settings.data}, expected {', '.join(names)} or FILE.npz{did_you_mean(name, names)}")
     order = torch.randperm(len(train[0]), generator=torch.Generator().manual_seed(0))
-    chosen, rest = order[: settings.samples], order[settings.samples :]
-    if len(chosen) < settings.samples:
-        raise InputValueError(f"--samples {settings.samples}, but {settings.data} has {len(chosen)}; ask for fewer")
-    if test is None:  # what training does not need
+    indices, rest = order[: settings.samples], order[settings.samples :]
+    if len(indices) < settings.samples:
+        raise InputValueError(f"--samples {settings.samples}, but {settings.data} has {len(indices)}; use fewer")
+    if test is None:  # samples not used for training
         test = train[0][rest], train[1][rest]
     unseen = test[0][: settings.test], test[1][: settings.test]
-    shaped = _images if settings.model == "cnn" else _rows
-    few = len(unseen[0]) < 2
-    return (shaped(train[0][chosen]), train[1][chosen]), None if few else (shaped(unseen[0]), unseen[1])
+    reshape = _images if settings.model == "cnn" else _rows
+    too_few = len(unseen[0]) < 2
+    return (reshape(train[0][indices]), train[1][indices]), None if too_few else (reshape(unseen[0]), unseen[1])
 
 
 def _read(settings: Settings, name: str, batches: str, split: str) -> Pair:
-    """As many samples as are needed, drawn at random; cifar10:1,2 trains on its first two batches alone."""
+    """Draw the required number of samples at random; cifar10:1,2 trains on batches 1 and 2 only."""
     count = settings.samples if split == "train" else max(settings.test, 1)
     options: dict[str, Any] = {"samples": count, "generator": torch.Generator().manual_seed(0)}
     if batches and split == "train":
@@ -91,27 +91,29 @@ def _read(settings: Settings, name: str, batches: str, split: str) -> Pair:
             raise UsageError(f"--data {settings.data}, expected batches such as cifar10:1,2,3")
         options["batches"] = [int(part) for part in batches.split(",")]
     if settings.data_root is None and not os.environ.get(ROOT):
-        raise InputValueError(f"--data {name} needs its files: say by --data-root or {ROOT} which folder they are in")
+        raise InputValueError(f"--data {name} needs its files; pass their folder by --data-root or {ROOT}")
     if settings.data_root is not None and not settings.data_root.expanduser().is_dir():
-        raise InputValueError(f"--data-root {settings.data_root} is no folder, expected the one with the data files")
+        raise InputValueError(
+            f"--data-root {settings.data_root} is not a folder, expected the folder of the data files"
+        )
     try:
-        read = IMAGES[name](settings.data_root, split, **options)
-    except InputValueError as error:  # speaks of the arguments of fl.data
+        dataset = IMAGES[name](settings.data_root, split, **options)
+    except InputValueError as error:  # mentions arguments of fl.data
         raise InputValueError(str(error).replace("root=...", "--data-root")) from error
-    return read.x, read.labels
+    return dataset.x, dataset.labels
 
 
 def _from_file(path: Path) -> tuple[Pair, Pair | None]:
-    """Arrays x, y and perhaps x_test, y_test; nothing in the file is executed."""
+    """Load arrays x, y and optionally x_test, y_test, without unpickling."""
     try:
         with numpy.load(path, allow_pickle=False) as arrays:
-            found = {name: arrays[name] for name in ("x", "y", "x_test", "y_test") if name in arrays}
-            missing, names = {"x", "y"} - found.keys(), ", ".join(arrays)
+            arrays_by_name = {name: arrays[name] for name in ("x", "y", "x_test", "y_test") if name in arrays}
+            missing, names = {"x", "y"} - arrays_by_name.keys(), ", ".join(arrays)
     except (ValueError, EOFError) as error:
         raise FeatlearnError(f"{path} cannot be read: {error}") from error
     if missing:
         raise InputValueError(f"{path} has the arrays {names or '(none)'}, expected x and y")
-    tensors = {name: _tensor(values, name, path) for name, values in found.items()}
+    tensors = {name: _tensor(values, name, path) for name, values in arrays_by_name.items()}
     for x, y in (("x", "y"), ("x_test", "y_test")):
         if x in tensors and y in tensors and len(tensors[x]) != len(tensors[y]):
             raise InputValueError(f"{path} has {len(tensors[x])} samples in {x} and {len(tensors[y])} in {y}")
@@ -120,7 +122,7 @@ def _from_file(path: Path) -> tuple[Pair, Pair | None]:
 
 
 def _tensor(values: numpy.ndarray, name: str, path: Path) -> Tensor:
-    """float32; whole numbers in y are classes."""
+    """Convert to float32, or to int64 for classes: integers in y."""
     if values.dtype.kind not in "fiub" or values.ndim == 0:
         raise InputValueError(
             f"{name} of {path} is {values.dtype} of shape {values.shape}, expected an array of numbers"
@@ -139,7 +141,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _images(x: Tensor) -> Tensor:
-    """(P, channels, height, width); rows are square images in gray."""
+    """Reshape to (P, channels, height, width); rows become square gray images."""
     if x.dim() == 4:
         return x
     side = round(x[0].numel() ** 0.5)

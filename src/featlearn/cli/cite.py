@@ -27,6 +27,6 @@ def cite(*names: str, style: Literal["bibtex", "text"] = "bibtex", json: bool = 
         entries = {name: citation(name, style=style) for name in names} or {"featlearn": citation(style=style)}
     except InputValueError as error:  # a name that does not exist
         raise UsageError(str(error)) from error
-    between = "\n\n" if style == "bibtex" else "\n"
-    text = between.join(dict.fromkeys(one for entry in entries.values() for one in entry.split(between)))
+    separator = "\n\n" if style == "bibtex" else "\n"
+    text = separator.join(dict.fromkeys(line for entry in entries.values() for line in entry.split(separator)))
     return Answer(data={"style": style, "citations": entries}, text=text)

@@ -9,7 +9,7 @@ KNOWN = ("cpu", "cuda", "mps", "xpu")
 
 
 def checked_device(name: str) -> str:
-    """Check a device: an unknown name is a usage error, a device that this machine lacks is a failure."""
+    """Check a device. Unknown names are usage errors; devices missing on this machine are failures."""
     try:
         torch.device(name)
     except RuntimeError as error:

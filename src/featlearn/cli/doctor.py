@@ -1,4 +1,4 @@
-"""`featlearn doctor`: what is installed, what is missing, and how to get it."""
+"""`featlearn doctor`: check what is installed and missing."""
 
 import importlib.metadata
 import os
@@ -10,18 +10,18 @@ from typing import Any
 from featlearn.cli.answer import DONE, FAILED, Answer, table
 
 
-def _places(folders: Iterable[str], *names: str) -> tuple[str, ...]:
+def _paths(folders: Iterable[str], *names: str) -> tuple[str, ...]:
     return tuple(f"{folder}/{name}" if folder else name for folder in folders for name in names)
 
 
 def _idx_files(stem: str, axes: int) -> tuple[str, ...]:
     names = [f"{stem}{mark}idx{axes}-ubyte{suffix}" for mark in "-." for suffix in ("", ".gz")]
-    return _places(("mnist", "MNIST", "MNIST/raw", ""), *names)
+    return _paths(("mnist", "MNIST", "MNIST/raw", ""), *names)
 
 
 def _cifar_files(stem: str) -> tuple[str, ...]:
     versions = ("cifar-10-batches-bin", "cifar-10-batches-py")
-    return _places((*versions, *(f"cifar10/{folder}" for folder in versions), "cifar10", ""), f"{stem}.bin", stem)
+    return _paths((*versions, *(f"cifar10/{folder}" for folder in versions), "cifar10", ""), f"{stem}.bin", stem)
 
 
 FILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -32,12 +32,12 @@ FILES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "cifar10": {stem: _cifar_files(stem) for stem in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")},
 }
-"""Data set -> file -> possible places below the root."""
+"""Data set -> file -> possible paths below the root."""
 
 
 def absent_files(root: Path, name: str) -> list[str]:
     """Return the files of a data set that do not exist below the root."""
-    return [file for file, places in FILES[name].items() if not any((root / place).is_file() for place in places)]
+    return [file for file, paths in FILES[name].items() if not any((root / path).is_file() for path in paths)]
 
 
 NEEDED = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib", "pillow", "rich", "cyclopts")
@@ -54,15 +54,15 @@ EXTRAS = {
     "starlette": ("live", "the live page of a run"),
     "uvicorn": ("live", "the live page of a run"),
 }
-"""Package -> the extra that installs it, and what it is for."""
+"""Package -> the extra that installs it, and its purpose."""
 LISTED = 3
 """Largest number of missing files that are named."""
 
 
 def doctor(*, data_root: Path | None = None, json: bool = False, debug: bool = False) -> Answer:
-    """Say what is installed, what is missing and how to get it, and which data files are found.
+    """Check what is installed, what is missing, and which data files exist.
 
-    Exit status 1 if something is missing that featlearn cannot do without.
+    The exit status is 1 if a required package is missing.
 
     For example:
 
@@ -70,13 +70,13 @@ def doctor(*, data_root: Path | None = None, json: bool = False, debug: bool = F
         featlearn doctor --data-root ~/data --json
 
     Args:
-        data_root: Folder of the data files; by default what FEATLEARN_DATA says.
+        data_root: Folder of the data files; by default FEATLEARN_DATA.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
     needed, extras = ({name: _version(name) for name in names} for names in (NEEDED, EXTRAS))
-    given = os.environ.get("FEATLEARN_DATA") if data_root is None else str(data_root)
-    root = Path(given).expanduser() if given else None
+    directory = os.environ.get("FEATLEARN_DATA") if data_root is None else str(data_root)
+    root = Path(directory).expanduser() if directory else None
     absent = {name: list(files) if root is None else absent_files(root, name) for name, files in FILES.items()}
     missing = [name for name, version in needed.items() if version is None]
     devices: list[str] = []
@@ -98,10 +98,10 @@ def doctor(*, data_root: Path | None = None, json: bool = False, debug: bool = F
 def _text(answer: dict[str, Any]) -> str:
     rows = [[name, version or f"missing: pip install {name}"] for name, version in answer["versions"].items()]
     rows += [
-        [name, version or "not there: pip install 'featlearn[{}]', for {}".format(*EXTRAS[name])]
+        [name, version or "not installed: pip install 'featlearn[{}]', for {}".format(*EXTRAS[name])]
         for name, version in answer["extras"].items()
     ]
-    rows += [["device", one] for one in answer["devices"]]
+    rows += [["device", device] for device in answer["devices"]]
     root = answer["data_root"]
     rows.append(["data root", str(root) if root else "not set: FEATLEARN_DATA=FOLDER or --data-root FOLDER"])
     rows += [[f"  {name}", _state(name, absent)] for name, absent in answer["data_missing"].items() if root]
@@ -116,17 +116,17 @@ def _version(name: str) -> str | None:
 
 
 def _state(name: str, absent: list[str]) -> str:
-    """Whether a data set is there, and if not all of it, what is missing."""
+    """Describe whether a data set exists, and which files are missing."""
     if not absent or len(absent) == len(FILES[name]):
-        return "not there" if absent else "found"
+        return "not found" if absent else "found"
     more = f" and {len(absent) - LISTED} more" if len(absent) > LISTED else ""
     return f"incomplete: no {', '.join(absent[:LISTED])}{more}"
 
 
 def _torch() -> tuple[str, list[str]]:
-    """Its version, with the build (2.13.0+cu130), which wheels of PyPI leave out of their metadata, and its devices."""
+    """Return torch's version with the build (2.13.0+cu130), which PyPI metadata omits, and its devices."""
     import torch
 
-    found = [f"cpu, {torch.get_num_threads()} threads"]
-    found += [f"cuda:{i}, {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    return torch.__version__, [*found, "mps"] if torch.backends.mps.is_available() else found
+    devices = [f"cpu, {torch.get_num_threads()} threads"]
+    devices += [f"cuda:{i}, {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    return torch.__version__, [*devices, "mps"] if torch.backends.mps.is_available() else devices

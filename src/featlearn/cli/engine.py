@@ -1,4 +1,4 @@
-"""The options --dask and --slurm: what runs jobs in place of processes of this machine."""
+"""The options --dask and --slurm: run jobs on a cluster instead of local processes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from featlearn.sweeps.executors import Executor
 
 
-def one_engine(jobs: int | None, dask: str | None, slurm: str | None) -> None:
-    """Refuse more than one of the options, and settings that cannot be read, before anything runs."""
-    given = [name for name, value in (("--jobs", jobs), ("--dask", dask), ("--slurm", slurm)) if value is not None]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} are given, expected one of them")
+def check_engine(jobs: int | None, dask: str | None, slurm: str | None) -> None:
+    """Raise for conflicting options, and for invalid settings, before anything runs."""
+    options = [name for name, value in (("--jobs", jobs), ("--dask", dask), ("--slurm", slurm)) if value is not None]
+    if len(options) > 1:
+        raise UsageError(f"{' and '.join(options)} are passed, expected only one of them")
     if slurm is not None:
         from featlearn.sweeps.executors import slurm_settings
 
@@ -27,8 +27,8 @@ def one_engine(jobs: int | None, dask: str | None, slurm: str | None) -> None:
 
 
 @contextmanager
-def chosen_executor(dask: str | None, slurm: str | None, logs: Path) -> "Iterator[Executor | None]":
-    """The executor that was asked for, None for processes of this machine; logs of Slurm jobs go to a folder."""
+def open_executor(dask: str | None, slurm: str | None, logs: Path) -> "Iterator[Executor | None]":
+    """Yield the requested executor, or None for local processes; Slurm logs go to a folder."""
     from featlearn.sweeps.executors import dask_executor, slurm_executor
 
     if dask is not None:

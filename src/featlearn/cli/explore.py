@@ -1,4 +1,4 @@
-"""`featlearn explore`: the theories as a page to play with."""
+"""`featlearn explore`: an interactive page of the theories."""
 
 from pathlib import Path
 
@@ -6,11 +6,10 @@ from featlearn.cli.answer import Answer
 
 
 def explore(*, out: Path = Path("explore.html"), json: bool = False, debug: bool = False) -> Answer:
-    """Write one HTML page with the theories, their sliders, and small networks that train beside them.
+    """Write an HTML page with the theories, sliders, and small networks in training.
 
-    Six questions: how rich is rich, why a network is silent before it learns, how layers align, which part of a ReLU
-    kernel turns, when features match gradients, whether a better kernel helps. The page needs no network; open it in a
-    browser.
+    It covers six topics: degrees of richness, silent alignment, alignment of layers, rotation of ReLU kernels, features
+    and gradients, and better kernels. The page is self-contained; open it in a browser.
 
     For example:
 
@@ -18,11 +17,11 @@ def explore(*, out: Path = Path("explore.html"), json: bool = False, debug: bool
         featlearn explore --out lecture.html
 
     Args:
-        out: The page; an existing one is replaced.
+        out: Path of the page; an existing file is replaced.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
     from featlearn.explorer.explorer_page import explore as write
 
-    written = write(out)
-    return Answer(data={"page": written}, text=f"page: {written}\nopen {written.resolve().as_uri()}")
+    path = write(out)
+    return Answer(data={"page": path}, text=f"page: {path}\nopen {path.resolve().as_uri()}")

@@ -1,4 +1,4 @@
-"""The last values of a run, one scalar to each label."""
+"""The last values of key scalars of a run."""
 
 import math
 from typing import TYPE_CHECKING
@@ -32,9 +32,9 @@ def key_numbers(run: "Run") -> dict[str, float]:
 
 
 def loss_label(run: "Run") -> str:
-    """Return the label of the loss that the run was trained on: on the probe, or while training if that is all."""
+    """Return the label of the run's loss on the probe, or of the training loss if the probe has none."""
     convention = run.config.get("loss_convention")
-    known = {"cross-entropy": [ENTROPY], "bce": [BINARY]}.get(str(convention), [])
-    kinds = known if isinstance(convention, str) else [BINARY, ENTROPY]
+    known_kinds = {"cross-entropy": [ENTROPY], "bce": [BINARY]}.get(str(convention), [])
+    kinds = known_kinds if isinstance(convention, str) else [BINARY, ENTROPY]
     labels = [f"probe {kind}" for kind in (*kinds, SQUARED)]
     return next((label for label in labels if NUMBERS[label] in run.names), "training loss")

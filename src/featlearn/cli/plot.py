@@ -1,4 +1,4 @@
-"""Plots in a terminal, over the logarithm of the step."""
+"""Terminal plots over the logarithm of the step."""
 
 import math
 import sys
@@ -9,30 +9,32 @@ from typing import NamedTuple
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
 PLAIN = " ..::+*##"
-"""The same nine heights for terminals without block characters."""
+"""Nine heights for terminals without block characters."""
 COLUMNS = 100
 """Largest width of a line, as in `str(diagnosis)`."""
 
 
 class Panel(NamedTuple):
-    """One quantity of one or several runs."""
+    """A quantity of one or several runs."""
 
     title: str
     runs: Sequence[tuple[Sequence[float], Sequence[float]]]
-    """(steps, values) of each run"""
+    """(steps, values) per run"""
     least: float = 0.0
     """smallest range of the axis, so that small changes look small"""
 
 
 def plot(curves: Sequence[Panel], *, width: int = 56, height: int = 3, blocks: bool | None = None) -> str:
-    """Bar charts of the means over runs, one panel per quantity, on a common axis of steps.
+    """Draw bar charts of means over runs, with a panel per quantity and a common axis of steps.
 
-    Bars are `width` columns wide, or fewer to keep lines within `COLUMNS`. The vertical axis is linear from the
-    smallest to the largest value, or over `least`. The first and the last value stand at the right, with their spread
-    over runs. Step 0 is drawn at step 1. nan and infinity are left out.
+    Charts are `width` columns wide, or fewer to keep lines within `COLUMNS`. The vertical axis is linear from the
+    smallest to the largest value, or spans `least`. The first and last values are printed at the right, with their
+    spread over runs. Step 0 is drawn at step 1. nan and infinity are omitted.
     """
     glyphs = BLOCKS if (_has_blocks() if blocks is None else blocks) else PLAIN
-    shown = [c._replace(runs=kept) for c in curves if (kept := [_finite(*run) for run in c.runs if _finite(*run)[0]])]
+    shown = [
+        c._replace(runs=finite) for c in curves if (finite := [_finite(*run) for run in c.runs if _finite(*run)[0]])
+    ]
     if not shown:
         return "(nothing to plot)"
     margin = max(len(curve.title) for curve in shown) + 2
@@ -43,16 +45,16 @@ def plot(curves: Sequence[Panel], *, width: int = 56, height: int = 3, blocks: b
     for curve in shown:
         means = [sum(_at(step, *run) for run in curve.runs) / len(curve.runs) for step in grid]
         rows = _bars(means, height, glyphs, curve.least)
-        said = ["", *[""] * (height - 2), _ends(curve.runs)] if height > 1 else [_ends(curve.runs)]
+        labels = ["", *[""] * (height - 2), _ends(curve.runs)] if height > 1 else [_ends(curve.runs)]
         for i, row in enumerate(rows):
             title = curve.title if i == height - 1 else ""
-            lines.append(f"{title.ljust(margin)}{row}  {said[i]}".rstrip())
+            lines.append(f"{title.ljust(margin)}{row}  {labels[i]}".rstrip())
         lines.append("")
     return "\n".join([*lines[:-1], " " * margin + _axis(grid)])
 
 
 def _bars(values: Sequence[float], height: int, glyphs: str, least: float) -> list[str]:
-    """Rows from the top; the lowest value is still visible."""
+    """Return rows from the top; the lowest value remains visible."""
     low, levels = min(values), len(glyphs) - 1
     span = max(max(values) - low, least)
     heights = [1 + round((height * levels - 1) * ((v - low) / span if span > 0 else 0.0)) for v in values]
@@ -60,15 +62,15 @@ def _bars(values: Sequence[float], height: int, glyphs: str, least: float) -> li
 
 
 def _axis(grid: Sequence[float]) -> str:
-    """Powers of ten below their columns."""
+    """Label powers of ten below their columns."""
     text = [" "] * (len(grid) + 8)
     if len(grid) == 1:
         return "step 1"
     for power in range(int(math.log10(grid[-1])) + 1):
-        place = round((len(grid) - 1) * power / math.log10(grid[-1]))
+        column = round((len(grid) - 1) * power / math.log10(grid[-1]))
         label = str(10**power) if power else "step 1"
-        if all(letter == " " for letter in text[max(0, place - 1) : place + len(label)]):
-            text[place : place + len(label)] = label
+        if all(letter == " " for letter in text[max(0, column - 1) : column + len(label)]):
+            text[column : column + len(label)] = label
     return "".join(text).rstrip()
 
 
@@ -82,7 +84,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _at(step: float, steps: Sequence[float], values: Sequence[float]) -> float:
-    """The value at a step, interpolated in its logarithm, constant beyond the ends."""
+    """Interpolate the value at a step in log(step), constant beyond the ends."""
     for (s0, v0), (s1, v1) in pairwise(zip(steps, values, strict=True)):
         if s0 <= step <= s1:
             return v0 if s1 == s0 else v0 + (v1 - v0) * math.log(step / s0) / math.log(s1 / s0)

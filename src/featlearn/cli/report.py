@@ -16,9 +16,9 @@ def report(
     json: bool = False,
     debug: bool = False,
 ) -> Answer:
-    """Write one HTML page about recorded runs: the verdict, and what led to it.
+    """Write an HTML page about recorded runs, with the verdict and its evidence.
 
-    The page needs no network, and can be sent to others as it is.
+    The page is self-contained and can be shared as a single file.
 
     For example:
 
@@ -27,24 +27,24 @@ def report(
         featlearn report runs/a --figures figures
 
     Args:
-        runs: Folders or .zip files; several are laid over each other. A folder of seeds stands for all of them.
-        out: The page; by default report.html in the folder of the first run.
-        title: Of the page; by default the names of the runs.
-        figures: Folder for the same as PDF and PNG, with the numbers as CSV.
-        no_kernels: Leave the pictures of kernels out.
-        no_bands: Draw runs that differ in their seed alone one by one.
+        runs: Folders or .zip files, drawn in common figures. A folder of seeds means all its runs.
+        out: Path of the page; by default report.html in the folder of the first run.
+        title: Title of the page; by default the names of the runs.
+        figures: Folder for the figures as PDF and PNG, with numbers as CSV.
+        no_kernels: Omit pictures of kernels.
+        no_bands: Draw runs that differ only in their seed as separate lines, without bands.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
     if not runs:
-        raise UsageError("no run is given, expected one folder or .zip at least; featlearn runs ls lists them")
+        raise UsageError("no run is passed, expected at least one folder or .zip; featlearn runs ls lists runs")
     from featlearn.reporting.figures import save_figures
     from featlearn.reporting.page import report as page
 
     first = runs[0]
     path = out or (first.with_suffix(".html") if first.suffix == ".zip" else first / "report.html")
-    opened = [open_recorded_run(path) for run in runs for path in recorded_runs(run) or [run]]
-    written = page(opened, path, title=title, kernels=not no_kernels, bands=not no_bands)
-    drawn = [] if figures is None else save_figures(opened, figures, bands=not no_bands)
-    lines = [f"report:  {written}", *([f"figures: {figures}, {len(drawn)} files"] if drawn else [])]
-    return Answer(data={"report": written, "figures": drawn}, text="\n".join(lines))
+    open_runs = [open_recorded_run(path) for run in runs for path in recorded_runs(run) or [run]]
+    page_path = page(open_runs, path, title=title, kernels=not no_kernels, bands=not no_bands)
+    drawn = [] if figures is None else save_figures(open_runs, figures, bands=not no_bands)
+    lines = [f"report:  {page_path}", *([f"figures: {figures}, {len(drawn)} files"] if drawn else [])]
+    return Answer(data={"report": page_path, "figures": drawn}, text="\n".join(lines))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def comparison(paths: Sequence[Path], last_losses: Sequence[str]) -> str:
-    """Return as many columns beside each other as fit into 100 characters. Each row holds one quantity."""
+    """Return tables of at most 100 characters per line, with a row per quantity and a column per run."""
     from featlearn.reporting.comparison import key_numbers as reported_numbers
     from featlearn.reporting.comparison import settings_that_differ
     from featlearn.reporting.content_blocks import POINTS
@@ -64,9 +64,9 @@ MARKS = {f"probe {ENTROPY}": " ce", f"probe {BINARY}": " bce", "training loss": 
 LEGENDS = {
     " ce": "ce: cross-entropy",
     " bce": "bce: binary cross-entropy",
-    " tr": "tr: training loss, as none on the probe is known",
+    " tr": "tr: training loss, because there is no probe loss",
 }
-"""How `runs ls`, which has one column for all losses, marks them, and what the marks mean."""
+"""Marks of losses other than squared errors in the loss column of `runs ls`, and their legends."""
 DETAILS = {
     "measuring": "seconds of measuring",
     "overhead": "measuring between first and last, times training",
@@ -76,7 +76,7 @@ DETAILS = {
 
 
 def ls(folder: Path = FOLDER, /, *, json: bool = False, debug: bool = False) -> Answer:
-    """List the runs in a folder, the latest first: folders and .zip files, down to two levels.
+    """List runs in a folder, latest first: folders and .zip files, up to two levels deep.
 
     For example:
 
@@ -84,13 +84,13 @@ def ls(folder: Path = FOLDER, /, *, json: bool = False, debug: bool = False) -> 
         featlearn runs ls results --json
 
     Args:
-        folder: Where to look.
+        folder: Folder to search.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
     if not folder.is_dir():
-        raise RunError(f"there is no folder {folder}, expected one that holds runs: featlearn runs ls FOLDER")
-    entries = [_entry(path) for path in _places(folder)]
+        raise RunError(f"{folder} is not a folder, expected a folder of runs: featlearn runs ls FOLDER")
+    entries = [_entry(path) for path in _run_paths(folder)]
     entries.sort(key=lambda entry: -(entry.get("created") or 0.0))
     rows = [
         [entry["path"], "-", "-", "cannot be read", "-", "-"]
@@ -105,10 +105,10 @@ def ls(folder: Path = FOLDER, /, *, json: bool = False, debug: bool = False) -> 
         ]
         for entry in entries
     ]
-    if any(row[4].endswith(mark) for mark in LEGENDS for row in rows):  # digits stand below digits
+    if any(row[4].endswith(mark) for mark in LEGENDS for row in rows):  # align digits
         rows = [[*row[:4], row[4] if row[4].endswith((*LEGENDS,)) else f"{row[4]}   ", row[5]] for row in rows]
     head = ["run", "date", "steps", "verdict", "probe loss", "kernel moved"]
-    text = table(head, rows) if rows else f"no runs in {folder}, down to two levels"
+    text = table(head, rows) if rows else f"no runs in {folder}, up to two levels deep"
     legends = [legend for mark, legend in LEGENDS.items() if any(row[4].endswith(mark) for row in rows)]
     legends = [f"{'; '.join(legends)}; others are squared errors"] if legends else []
     unread = [f"{entry['path']} {entry['error']}" for entry in entries if "error" in entry]
@@ -117,7 +117,7 @@ def ls(folder: Path = FOLDER, /, *, json: bool = False, debug: bool = False) -> 
 
 
 def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
-    """Say all there is to say about one run.
+    """Show everything about a run.
 
     For example:
 
@@ -125,7 +125,7 @@ def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
         featlearn runs show a.zip --json
 
     Args:
-        run: A folder or a .zip file.
+        run: Folder or .zip file.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
@@ -133,22 +133,22 @@ def show(run: Path, /, *, json: bool = False, debug: bool = False) -> Answer:
     from featlearn.cli.plot import plot
     from featlearn.diagnosis import diagnose
 
-    opened = open_recorded_run(run)
-    verdict = diagnose(opened)
-    happened = [f"  - {_event(event)}" for event in opened.events]
-    parts = [summary(opened), _origin(opened), "", plot(curves([opened])), "", verdict.full, "events:", *happened]
+    open_run = open_recorded_run(run)
+    verdict = diagnose(open_run)
+    events = [f"  - {_event(event)}" for event in open_run.events]
+    parts = [summary(open_run), _origin(open_run), "", plot(curves([open_run])), "", verdict.full, "events:", *events]
     data = {
         "path": run,
-        "config": opened.config,
-        "numbers": key_numbers(opened),
-        "events": opened.events,
+        "config": open_run.config,
+        "numbers": key_numbers(open_run),
+        "events": open_run.events,
         "diagnosis": jsons.loads(verdict.to_json()),
     }
     return Answer(data=data, text="\n".join(parts))
 
 
 def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
-    """Put the key numbers of several runs side by side.
+    """Compare key numbers of several runs side by side.
 
     For example:
 
@@ -156,19 +156,21 @@ def compare(*runs: Path, json: bool = False, debug: bool = False) -> Answer:
         featlearn runs compare runs/* --json
 
     Args:
-        runs: Folders or .zip files; a folder of seeds stands for all of them.
+        runs: Folders or .zip files; a folder of seeds means all its runs.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
     paths = [path for run in runs for path in recorded_runs(run) or [run]]
     if len(paths) < 2:
-        raise UsageError(f"{len(paths)} runs are given, expected two at least; featlearn runs show RUN shows one")
+        raise UsageError(
+            f"{len(paths)} runs are passed, expected at least two; featlearn runs show RUN shows a single run"
+        )
     entries = [_entry(path, strict=True) for path in paths]
     return Answer(data={"runs": entries}, text=comparison(paths, [_loss(entry) for entry in entries]))
 
 
 def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bool = False) -> Answer:
-    """Put a run into one .zip file, which every command takes as it takes the folder.
+    """Pack a run into a .zip file, which all commands accept in place of the folder.
 
     For example:
 
@@ -176,8 +178,8 @@ def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bo
         featlearn runs pack runs/a --out a.zip
 
     Args:
-        run: Its folder.
-        out: The file; by default as the folder, with .zip.
+        run: Folder of the run.
+        out: Path of the file; by default the folder's name with .zip.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
@@ -185,14 +187,14 @@ def pack(run: Path, /, *, out: Path | None = None, json: bool = False, debug: bo
     return Answer(data={"packed": path, "bytes": path.stat().st_size}, text=str(path))
 
 
-def _places(folder: Path) -> list[Path]:
-    found = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/run.json")]
-    found += [path for depth in ("*.zip", "*/*.zip") for path in folder.glob(depth)]
-    return [folder, *found] if (folder / "run.json").is_file() else found
+def _run_paths(folder: Path) -> list[Path]:
+    paths = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/run.json")]
+    paths += [path for depth in ("*.zip", "*/*.zip") for path in folder.glob(depth)]
+    return [folder, *paths] if (folder / "run.json").is_file() else paths
 
 
 def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
-    """Key numbers of one run; an entry with the error if it cannot be read, unless strict."""
+    """Return key numbers of a run. Unless strict, return an entry with the error if the run cannot be read."""
     from featlearn.diagnosis import diagnose
 
     try:
@@ -236,19 +238,23 @@ def _date(entry: dict[str, Any]) -> str:
 
 
 def _origin(run: "Run") -> str:
-    """Where and when a run was recorded, and with which seed."""
+    """Describe where, when, and with which seed a run was recorded."""
     seed = run.config.get("seed")
-    told = "" if seed is None else f", seed {word(seed)}"
-    return f"{run.path}, recorded {_date({'created': run.config.get('created')})}{told}"
+    seed_text = "" if seed is None else f", seed {word(seed)}"
+    return f"{run.path}, recorded {_date({'created': run.config.get('created')})}{seed_text}"
 
 
 def _event(event: dict[str, Any]) -> str:
     details = {key: value for key, value in event.items() if key not in ("kind", "step", "at", "last_line")}
-    where = "" if event["step"] is None else f" at step {event['step']}"
-    told = "; ".join(
+    step_text = "" if event["step"] is None else f" at step {event['step']}"
+    detail_text = "; ".join(
         f"{DETAILS.get(key, word(key).replace('_', ' '))}: {_detail(value)}" for key, value in details.items()
     )
-    return fill(f"{word(event['kind'])}{where}{': ' + told if told else ''}", COLUMNS - 4, subsequent_indent="    ")
+    return fill(
+        f"{word(event['kind'])}{step_text}{': ' + detail_text if detail_text else ''}",
+        COLUMNS - 4,
+        subsequent_indent="    ",
+    )
 
 
 def _detail(value: Any) -> str:

@@ -8,11 +8,10 @@ from featlearn.cli.answer import Answer
 
 
 def live(path: Path, /, *, port: int = 0, json: bool = False, debug: bool = False) -> Answer:
-    """Serve a page that follows a run, or all runs of a folder, while they are written; Ctrl-C ends it.
+    """Serve a page that follows a run, or all runs of a folder, until Ctrl-C.
 
-    Print the address on stderr. It holds a token, without which the server rejects requests. The server listens on
-    this machine only; from another one, open an SSH tunnel. Runs are only read, and only while a page is open. Needs
-    the extra `live`.
+    The address is printed on stderr, with a token that the server requires. The server listens on this machine only;
+    use an SSH tunnel from other machines. Runs are read only while a page is open. Needs the extra `live`.
 
     For example:
 
@@ -20,8 +19,8 @@ def live(path: Path, /, *, port: int = 0, json: bool = False, debug: bool = Fals
         featlearn live runs --port 8300
 
     Args:
-        path: Folder of a run, or a folder of runs, down to two levels.
-        port: Of the server; 0 takes a free one.
+        path: Folder of a run, or folder of runs up to two levels deep.
+        port: Port of the server; 0 selects a free port.
         json: Print one JSON document at the end instead.
         debug: Show where an error comes from.
     """

@@ -1,4 +1,4 @@
-"""What a sweep file asks for, checked: points, and the function that workers call at each."""
+"""Points of a sweep file, and the function that workers call at each point."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -16,17 +16,17 @@ from featlearn.cli.sweep_file import SweepFile
 from featlearn.cli.user_errors import reporting_user_errors
 from featlearn.cli.user_task import BUILT_IN, load_function
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.sweeps.function import SweptFunction, source_digest, swept_function
+from featlearn.sweeps.function import SweptFunction, check_function, source_digest
 from featlearn.sweeps.grid import Point, points_of
 
 if TYPE_CHECKING:
     from featlearn.record import Run
 
 
-def diagnosed(subject: str | None, first: int, *, seed: int, out: Path, **options: Any) -> "Run":
+def train_and_watch(subject: str | None, first: int, *, seed: int, out: Path, **options: Any) -> "Run":
     """Train and watch as `featlearn diagnose` does, in the folder `out`.
 
-    All seeds of a point take the learning rate of the `first`, so that they can be averaged.
+    All seeds of a point use the learning rate of seed `first`, so that they can be averaged.
     """
     from featlearn.cli.training import learning_rate, train  # torch takes a second to load
     from featlearn.cli.training_progress import ProgressDisplay
@@ -43,41 +43,41 @@ def diagnosed(subject: str | None, first: int, *, seed: int, out: Path, **option
     return open_run(out)
 
 
-def called(place: str, **arguments: Any) -> Any:
-    """Call the user's function at FILE.py:function; what it prints goes to stderr."""
+def call_function(path: str, **arguments: Any) -> Any:
+    """Call the user's function at FILE.py:function, with its output on stderr."""
     with redirect_stdout(sys.stderr):
-        return _loaded(place)(**arguments)
+        return _load(path)(**arguments)
 
 
 @lru_cache
-def _loaded(place: str) -> Callable[..., Any]:
+def _load(path: str) -> Callable[..., Any]:
     from featlearn.cli.user_task import load_function
 
-    return load_function(place)
+    return load_function(path)
 
 
 def points_and_function(file: SweepFile, seeds: Sequence[int]) -> tuple[list[Point], SweptFunction]:
-    """The points of a file, and what is called there; an error of usage before anything runs."""
+    """Return the points of a file and the function to call, or raise a usage error before anything runs."""
     try:
         points = points_of(file.grid)
         if file.function is not None:
             with reporting_user_errors(file.function):
-                own = load_function(file.function)
-            checked = swept_function(own, points, list(seeds))
-            return points, replace(checked, call=partial(called, file.function), name=file.function)
+                function = load_function(file.function)
+            checked = check_function(function, points, list(seeds))
+            return points, replace(checked, call=partial(call_function, file.function), name=file.function)
     except (InputValueError, InputTypeError) as error:
         raise UsageError(str(error)) from error
-    made = [Point(_checked(point, file)) for point in points]
+    checked_points = [Point(_checked_settings(point, file)) for point in points]
     name, source = "featlearn diagnose", ""
     if file.subject is not None:
         with reporting_user_errors(file.subject):
             name, source = f"featlearn diagnose {file.subject}", source_digest(load_function(file.subject))
-    call = partial(diagnosed, file.subject, seeds[0])
-    return made, SweptFunction(call=call, name=name, source=source, seed=True, out=True, resume=False)
+    call = partial(train_and_watch, file.subject, seeds[0])
+    return checked_points, SweptFunction(call=call, name=name, source=source, seed=True, out=True, resume=False)
 
 
-def _checked(point: Point, file: SweepFile) -> dict[str, Any]:
-    """The settings of a point as the options of `featlearn diagnose` have them."""
+def _checked_settings(point: Point, file: SweepFile) -> dict[str, Any]:
+    """Check the settings of a point as options of `featlearn diagnose`."""
     from featlearn.cli.app import parsed
 
     words = ["diagnose"]

@@ -1,4 +1,4 @@
-"""One watched training run."""
+"""Train and watch a network."""
 
 import os
 import sys
@@ -24,15 +24,15 @@ from featlearn.quantities.diagonal import ntk_diagonal
 from featlearn.steer import safe_lr
 
 MOMENTUM = 0.1
-"""Steps with momentum 0.9 add up to ten."""
+"""Momentum 0.9 multiplies the effective step size by 10."""
 
 
 def step_size(task: TrainingTask, settings: Settings) -> float:
-    """The default of --lr: `fl.steer.safe_lr` of the samples of one step.
+    """Return the default of --lr: `fl.steer.safe_lr` for the samples of a step.
 
-    A network whose output is multiplied by a, or its L weights by the L-th root of that, has a kernel ~ a^2: a lazy
-    one needs the rate 1 / a^2, a rich one less, for it grows (`fl.steer.safe_lr`).
-    Adam and its kin move each weight by about the rate: no output shall then move by more than the size of the targets.
+    The kernel scales as a^2 if the output is multiplied by a, or L weights by the L-th root of a. A lazy network then
+    needs the rate 1 / a^2; a rich network needs less, because its kernel grows. Adaptive optimizers move each weight by
+    about the rate. Their rate is limited so that no output moves by more than the size of the targets.
     """
     x, y = task.some(slice(min(settings.batch or task.samples, task.samples)))
     if settings.optimizer not in ("sgd", "momentum"):
@@ -43,7 +43,7 @@ def step_size(task: TrainingTask, settings: Settings) -> float:
 
 
 def _adaptive_rate(task: TrainingTask, x: object, y: Tensor) -> float:
-    """At which a step of all weights by the rate moves no output by more than the size of the targets."""
+    """Return the rate at which moving all weights by it changes outputs by at most the size of the targets."""
     weights = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
     reach = (weights * float(ntk_diagonal(task.model, x).double().mean())) ** 0.5
     size = float(y.square().mean().sqrt()) if y.is_floating_point() else 1.0
@@ -64,16 +64,16 @@ SMALL = 10**8
 
 
 def train(place: str | None, settings: Settings, out: Path, progress: ProgressDisplay) -> tuple[float, Any]:
-    """Train the built-in task, or that of the user's function at `place`, and record the run in `out`.
+    """Train the built-in task, or the task of the user's function at `place`, and record the run in `out`.
 
-    Returns the learning rate and the watched network. An interrupted or failed run is recorded up to that point.
+    Returns the learning rate and the watched network. Interrupted or failed runs are recorded up to that point.
     """
-    settings = settings.resolved(own=place is not None)
-    task, optimizer = _prepared(place, settings)
+    settings = settings.resolved(user_network=place is not None)
+    task, optimizer = _create_task(place, settings)
     rate = float(optimizer.param_groups[0]["lr"])
-    whole = task.samples <= settings.probe
+    all_samples = task.samples <= settings.probe
     with (
-        shown_warnings(progress.quiet),
+        show_warnings(progress.quiet),
         _few_threads(task, settings),
         watch(
             task.model,
@@ -84,33 +84,33 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
             loss=task.loss_name,
             name=out.name,
             settings={**_entry(place, settings), "lr": rate, "subject": place},
-            # Kernel regression on a part of the samples cannot be compared with a network trained on all.
-            test=task.test if whole else None,
-        ) as watched,
+            # Kernel regression on some samples is not comparable to a network trained on all.
+            test=task.test if all_samples else None,
+        ) as recorder,
     ):
         for batch in _batches(task, settings):
             loss = _step(task, optimizer, batch)
-            watched.step(loss=loss)
-            progress.step(watched.steps, loss)
-    return rate, watched.run.network
+            recorder.step(loss=loss)
+            progress.step(recorder.steps, loss)
+    return rate, recorder.run.network
 
 
 def learning_rate(place: str | None, settings: Settings) -> float:
-    """The learning rate that `train` takes with these settings."""
-    _, optimizer = _prepared(place, settings.resolved(own=place is not None))
+    """Return the learning rate that `train` uses with these settings."""
+    _, optimizer = _create_task(place, settings.resolved(user_network=place is not None))
     return float(optimizer.param_groups[0]["lr"])
 
 
-def _prepared(place: str | None, settings: Settings) -> tuple[TrainingTask, torch.optim.Optimizer]:
-    """The task and its optimizer, before the first step."""
+def _create_task(place: str | None, settings: Settings) -> tuple[TrainingTask, torch.optim.Optimizer]:
+    """Create the task and its optimizer."""
     torch.manual_seed(settings.seed)
     task = built_in_task(settings) if place is None else user_task(place, settings)
-    task = move_task(scale_task(task, settings), chosen_device(settings.device))
+    task = move_task(scale_task(task, settings), resolve_device(settings.device))
     return task, task.optimizer or _optimizer(task, settings)
 
 
 def _entry(place: str | None, settings: Settings) -> dict[str, Any]:
-    """The settings as they are recorded; without those of built-in networks, data and losses for the user's own."""
+    """Return the settings to record; those of built-in networks, data, and losses are None for a user's task."""
     return settings.entry if place is None else {**settings.entry, **dict.fromkeys(BUILT_IN)}
 
 
@@ -138,8 +138,8 @@ def _optimizer(task: TrainingTask, settings: Settings) -> torch.optim.Optimizer:
     return OPTIMIZERS[settings.optimizer](trainable, lr=rate)
 
 
-def chosen_device(name: str) -> str:
-    """The device of an option: `auto` takes a GPU where there is one."""
+def resolve_device(name: str) -> str:
+    """Return the device of an option; `auto` is a GPU if available."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return checked_device(name)
@@ -147,7 +147,7 @@ def chosen_device(name: str) -> str:
 
 @contextmanager
 def _few_threads(task: TrainingTask, settings: Settings) -> Iterator[None]:
-    """Use one thread for a small network, for which several are slower."""
+    """Use a single thread for small networks, which are slower with several."""
     before = torch.get_num_threads()
     weights = sum(p.numel() for p in task.model.parameters())
     if weights * min(settings.batch or task.samples, task.samples) < SMALL and "OMP_NUM_THREADS" not in os.environ:
@@ -159,7 +159,7 @@ def _few_threads(task: TrainingTask, settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def shown_warnings(quiet: bool) -> Iterator[None]:
+def show_warnings(quiet: bool) -> Iterator[None]:
     """Print warnings in our own format; suppress them if quiet."""
 
     def show(message: Warning | str, *others: object) -> None:
@@ -167,9 +167,9 @@ def shown_warnings(quiet: bool) -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("default")
-        # Of torch's own code, as it is imported: nothing that a user of the command could change.
+        # Users cannot fix warnings in torch's code.
         warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torch\.")
-        warnings.showwarning = show  # type: ignore[assignment] # catch_warnings puts the old one back
+        warnings.showwarning = show  # type: ignore[assignment] # catch_warnings restores the old function
         if quiet:
             with redirect_stderr(StringIO()):
                 yield

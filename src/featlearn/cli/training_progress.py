@@ -1,4 +1,4 @@
-"""Progress of a training run on stderr: a bar on a terminal, elsewhere one line at log-spaced steps."""
+"""Progress of a training run on stderr: a bar on a terminal, otherwise lines at log-spaced steps."""
 
 import time
 from typing import Any

@@ -21,12 +21,12 @@ class TrainingTask:
     """inputs of the training samples: a tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`)"""
     y: Tensor
     loss: LossFunction
-    """of the model's output and y"""
+    """function of the model's output and y"""
     loss_name: LossName | None
     """the name of the loss in `fl.watch`; None if it has none"""
     test: tuple[Any, Tensor] | None = None
     optimizer: torch.optim.Optimizer | None = None
-    """the user's optimizer; None for the one of the settings"""
+    """the user's optimizer; None for the optimizer of the settings"""
 
     @property
     def samples(self) -> int:
@@ -39,7 +39,7 @@ class TrainingTask:
         return max(1, sum(p.requires_grad and p.dim() > 1 for p in self.model.parameters()))
 
     def some(self, index: Any) -> tuple[Any, Tensor]:
-        """(x, y) of the samples at a slice or a tensor of indices."""
+        """Return (x, y) of the samples at a slice or a tensor of indices."""
         samples = self.samples
 
         def rows(tensor: Tensor) -> Tensor:
@@ -48,14 +48,14 @@ class TrainingTask:
         return map_tensors(self.x, rows), self.y[index]
 
     def output(self, x: Any) -> Any:
-        """The output of the model."""
+        """Call the model."""
         if isinstance(x, tuple):
             return self.model(*x)
         return self.model(**x) if hasattr(x, "keys") else self.model(x)
 
 
 def scale_task(task: TrainingTask, settings: Settings) -> TrainingTask:
-    """The task with scaled weights, and with outputs scaled and counted from their initial values."""
+    """Scale the initial weights, and scale outputs relative to their initial values."""
     if settings.init_scale != 1:
         scale_init(task.model, settings.init_scale)
     if settings.output_scale is None:
@@ -64,10 +64,10 @@ def scale_task(task: TrainingTask, settings: Settings) -> TrainingTask:
 
 
 def move_task(task: TrainingTask, device: str) -> TrainingTask:
-    """The task on one device."""
+    """Move the task to a device."""
 
-    def there(thing: Any) -> Any:
+    def to_device(thing: Any) -> Any:
         return map_tensors(thing, lambda tensor: tensor.to(device))
 
-    test = None if task.test is None else (there(task.test[0]), task.test[1].to(device))
-    return replace(task, model=task.model.to(device), x=there(task.x), y=task.y.to(device), test=test)
+    test = None if task.test is None else (to_device(task.test[0]), task.test[1].to(device))
+    return replace(task, model=task.model.to(device), x=to_device(task.x), y=task.y.to(device), test=test)

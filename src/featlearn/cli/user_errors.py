@@ -20,10 +20,9 @@ INSTALLED = ("site-packages", "dist-packages")
 
 @contextmanager
 def reporting_user_errors(place: str) -> Iterator[None]:
-    """Turn errors of the function at `place`, its network or its loss, into a `FeatlearnError` with the user's line.
+    """Convert errors of the function at `place`, its network, or its loss to `FeatlearnError` with the user's line.
 
-    Our own errors pass unchanged, unless the user's code caused them. `sys.exit` counts as an error, too: the exit
-    status is ours.
+    Errors of featlearn pass unchanged, unless the user's code caused them. `sys.exit` counts as an error, too.
     """
     try:
         yield
@@ -34,14 +33,16 @@ def reporting_user_errors(place: str) -> Iterator[None]:
 
 
 def one_line_message(error: BaseException) -> str:
-    """Class and first line of the message, with the user's file and line if there is one."""
+    """Return class and first line of the message, with the user's file and line if known."""
     message = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    said = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    return f"{said}{user_line(error)}; --debug shows all of it"
+    summary = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{summary}{user_line(error)}; --debug shows the traceback"
 
 
 def user_line(error: BaseException) -> str:
-    """' (file, line n)' of the last call in code that is neither ours nor installed; empty if there is none."""
+    """Return ' (file, line n)' of the last call in the user's code; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(OTHERS) and not set(INSTALLED) & {*Path(f.filename).parts}]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    user_frames = [
+        f for f in frames if not f.filename.startswith(OTHERS) and not set(INSTALLED) & {*Path(f.filename).parts}
+    ]
+    return f" ({user_frames[-1].filename}, line {user_frames[-1].lineno})" if user_frames else ""

@@ -1,4 +1,4 @@
-"""The user's task: a function that returns network, data and loss."""
+"""The user's task: a function that returns network, data, and loss."""
 
 import importlib
 import importlib.util
@@ -28,28 +28,28 @@ BUILT_IN = ("model", "width", "hidden_layers", "data", "data_root", "samples", "
 
 def user_task(place: str, settings: Settings) -> TrainingTask:
     """Call `module:function` or `path.py:function`, and check what it returns."""
-    given = [name for name in BUILT_IN if getattr(settings, name) != getattr(Settings(), name)]
-    if given:
+    options = [name for name in BUILT_IN if getattr(settings, name) != getattr(Settings(), name)]
+    if options:
         raise UsageError(
-            f"--{given[0].replace('_', '-')} is given beside {place}, expected one of the two: network, data and loss "
-            "are what the function returns"
+            f"--{options[0].replace('_', '-')} is passed with {place}, expected only one of them: "
+            "the function returns network, data, and loss"
         )
-    return checked(load_function(place)(), place)
+    return checked_task(load_function(place)(), place)
 
 
 def load_function(place: str) -> Callable[[], Any]:
-    """The function at `module:function` or `path.py:function`."""
+    """Load the function at `module:function` or `path.py:function`."""
     source, colon, name = place.rpartition(":")
     if not colon or not source or not name.isidentifier():
         raise UsageError(
-            f"{place!r} is given, expected module:function, path.py:function or a recorded run{advice(place)}"
+            f"{place!r} is passed, expected module:function, path.py:function, or a recorded run{advice(place)}"
         )
     module = _from_file(Path(source)) if source.endswith(".py") else _from_path(source)
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         functions = [key for key, value in vars(module).items() if callable(value)]
         raise UsageError(f"{source} has no function {name!r}{did_you_mean(name, functions)}")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def _from_path(name: str) -> Any:
@@ -61,10 +61,10 @@ def _from_path(name: str) -> Any:
 
 def _from_file(path: Path) -> Any:
     """Import a file as `python path.py` does, with its folder on the path."""
-    name = f"_user_task_{path.stem}"  # a file may be called torch.py
+    name = f"_user_task_{path.stem}"  # avoids conflicts with modules such as torch
     spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise FeatlearnError(f"there is no file {path}, expected one with your function")
+        raise FeatlearnError(f"{path} does not exist, expected a file with your function")
     module = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -74,8 +74,8 @@ def _from_file(path: Path) -> Any:
     return module
 
 
-def checked(returned: Any, place: str) -> TrainingTask:
-    """The task from (model, (x, y), loss), or from a mapping with model, data, loss and optionally test, optimizer."""
+def checked_task(returned: Any, place: str) -> TrainingTask:
+    """Check (model, (x, y), loss), or a mapping with model, data, loss and optionally test, optimizer."""
     if isinstance(returned, Mapping):
         unknown = [key for key in returned if key not in ENTRIES]
         missing = [key for key in ENTRIES[:3] if key not in returned]
@@ -105,12 +105,12 @@ def checked(returned: Any, place: str) -> TrainingTask:
     )
 
 
-def _pair(given: Any, name: str, place: str) -> tuple[Any, Tensor]:
-    if not isinstance(given, tuple | list) or len(given) != 2 or not isinstance(given[1], Tensor):
+def _pair(pair: Any, name: str, place: str) -> tuple[Any, Tensor]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Tensor):
         raise InputTypeError(
-            f"the {name} of {place} is {type(given).__name__}, expected a pair (x, y): inputs and a tensor of targets"
+            f"the {name} of {place} is {type(pair).__name__}, expected a pair (x, y): inputs and a tensor of targets"
         )
-    x, y = given
+    x, y = pair
     samples = batch_size(x, f"the x of {name}")
     if y.dim() == 0 or len(y) != samples:
         raise InputValueError(f"{name} of {place} has {samples} inputs and targets of shape {tuple(y.shape)}")
@@ -127,14 +127,14 @@ def _loss(loss: Any, place: str) -> tuple[LossFunction, LossName | None]:
 
 
 def _one_number(loss: LossFunction, place: str, output: Any, y: Tensor) -> Tensor:
-    """The value of a user's loss, checked to be one differentiable number."""
+    """Return the value of a user's loss, checked to be a differentiable number."""
     value = loss(output, y)
     if not isinstance(value, Tensor) or value.numel() != 1:
         got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputTypeError(f"the loss of {place} gives {got}, expected a tensor of one number; take its mean")
+        raise InputTypeError(f"the loss of {place} gives {got}, expected a tensor with a single number; take the mean")
     if torch.is_grad_enabled() and not value.requires_grad:
         raise InputValueError(
-            f"the loss of {place} has no gradient, expected one with respect to the output; leave detach(), item() and "
-            "numpy out of it"
+            f"the loss of {place} has no gradient, expected a gradient with respect to the output; do not use "
+            "detach(), item(), or numpy"
         )
     return value

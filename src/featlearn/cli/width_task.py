@@ -16,7 +16,7 @@ KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adam
 
 @dataclass(frozen=True)
 class WidthTask:
-    """What `fl.width_check` is called with."""
+    """Arguments of `fl.width_check`."""
 
     make_model: Callable[[int], Any]
     data: Any
@@ -30,16 +30,16 @@ def width_task(place: str, width: int, optimizer: str, lr: float | None) -> Widt
 
     def default(model: Any) -> torch.optim.Optimizer:
         parameters = model.parameters() if isinstance(model, torch.nn.Module) else model
-        made: torch.optim.Optimizer = KINDS[optimizer](parameters, lr=RATES[optimizer] if lr is None else lr)
-        return made
+        entries: torch.optim.Optimizer = KINDS[optimizer](parameters, lr=RATES[optimizer] if lr is None else lr)
+        return entries
 
     if _takes_width(function):
         entries = _entries(function(width), place, "model")
 
         def make_model(width: int) -> Any:
-            made = _entries(function(width), place, "model")
-            own = made.get("optimizer")
-            return made["model"] if own is None else (made["model"], own)
+            entries = _entries(function(width), place, "model")
+            optimizer_of_model = entries.get("optimizer")
+            return entries["model"] if optimizer_of_model is None else (entries["model"], optimizer_of_model)
 
         return WidthTask(make_model, entries["data"], entries.get("loss"), default)
     entries = _entries(function(), place, "make_model")

@@ -24,12 +24,11 @@ def widths(
     json: bool = False,
     debug: bool = False,
 ) -> Answer:
-    """Train your network at several widths for a few steps, and say which layer scales wrongly.
+    """Train your network at several widths for a few steps, and find layers that scale wrongly.
 
-    It fits powers of the width for every layer, says which parametrization the
-    network has (standard, NTK, mean-field, muP), whether it learns features at
-    infinite width, and which layer is off, by which power. Problems make the exit
-    status 1.
+    It fits powers of the width for every layer, and reports the parametrization (standard, NTK, mean-field, muP),
+    whether the network learns features at infinite width, and which layer deviates by which power. If there are
+    problems, the exit status is 1.
 
     For example:
 
@@ -44,19 +43,19 @@ def widths(
 
     Args:
         subject: module:function or path.py:function.
-        widths: The widths, increasing.
-        steps: Steps of training at each width.
-        seeds: Networks at each width.
-        optimizer: What makes the steps, where setup brings none.
-        lr: Its learning rate, the same at all widths; by default 0.01, or 0.001 for adam.
-        plot: Draw a panel for each layer into this file, .png or .pdf.
+        widths: Increasing widths.
+        steps: Training steps per width.
+        seeds: Number of networks per width.
+        optimizer: Optimizer, if setup returns none.
+        lr: Learning rate at all widths; by default 0.01, or 0.001 for adam.
+        plot: Draw a panel per layer into this file, .png or .pdf.
         quiet: No progress on stderr.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
     """
     if len(widths) < 2 or list(widths) != sorted(set(widths)) or widths[0] < 1:
-        given = " ".join(map(str, widths))
-        raise UsageError(f"--widths {given}, expected at least two numbers that increase, 64 128 256")
+        numbers = " ".join(map(str, widths))
+        raise UsageError(f"--widths {numbers}, expected at least two increasing numbers, such as 64 128 256")
     for name, value in (("--steps", steps), ("--seeds", seeds)):
         if value < 1:
             raise UsageError(f"{name} {value}, expected at least 1")
@@ -64,11 +63,11 @@ def widths(
         raise UsageError(f"--lr {lr}, expected a number > 0")
     if plot is not None and plot.suffix not in (".png", ".pdf", ".svg"):
         raise UsageError(f"--plot {plot}, expected a name that ends in .png, .pdf or .svg")
-    begun = time.perf_counter()
+    start = time.perf_counter()
 
     def progress(done: int, count: int) -> None:
         if not quiet:
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start
             print(f"networks={done}/{count} width={widths[(done - 1) // seeds]} seconds={seconds:.1f}", file=sys.stderr)
 
     with reporting_user_errors(subject), redirect_stdout(sys.stderr):
@@ -76,7 +75,7 @@ def widths(
         from featlearn.widths.check import width_check
 
         task = width_task(subject, widths[0], optimizer, lr)
-        found = width_check(
+        check = width_check(
             task.make_model,
             task.data,
             widths=widths,
@@ -86,12 +85,12 @@ def widths(
             loss=task.loss,
             progress=progress,
         )
-    text = str(found)
+    text = str(check)
     if plot is not None:
         import matplotlib
 
         matplotlib.use("agg")
-        found.plot().savefig(plot)
+        check.plot().savefig(plot)
         text += f"\npicture: {plot}"
-    data = {**found.entries, "picture": plot}
-    return Answer(data=data, text=text, code=FAILED if found.problems else DONE)
+    data = {**check.entries, "picture": plot}
+    return Answer(data=data, text=text, code=FAILED if check.problems else DONE)

@@ -1,1 +1,1 @@
-"""Per-sample gradients, contracted to blocks of a kernel. Nothing here knows a network."""
+"""Contract per-sample gradients to blocks of a kernel, independent of networks."""

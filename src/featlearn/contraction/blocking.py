@@ -1,8 +1,8 @@
-"""How products are cut: gradients into slices that stay in the cache, kernels into panels of one triangle.
+"""Block sizes: slices of gradients that fit in the cache, and panels of one triangle of a kernel.
 
-Factors with one position and one block, as in a perceptron, are plain matrices (`Matrices`). Many samples on a GPU go
-in equal tiles of the lower triangle, all of them in one product: it is then busy to the end, and computes less of the
-upper triangle than in panels.
+Factors with a single position and block, as in an MLP, are plain matrices (`Matrices`). On a GPU, many samples are
+computed in equal tiles of the lower triangle by a single batched product. This keeps the GPU busy, and computes less of
+the upper triangle than panels.
 """
 
 import math
@@ -18,59 +18,56 @@ from featlearn.contraction.windows import Windows
 
 
 def slices(left: Factors, right: Factors, symmetric: bool, scratch: int, out: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Ranges of both axes of a parameter whose gradients are formed together: one axis whole, the other cut.
+    """Yield ranges of both axes of a parameter whose gradients are formed together: one full axis, the other sliced.
 
-    What is formed is multiplied while it is in the cache; where the gradients at the outputs, which are read again for
-    every slice, are larger than the cache, slices are as large as they. Rows are cut, so that windows are written out
-    once; gradients where all the rows stand first.
+    Slices fit in the cache. If the output gradients, which are read for every slice, are larger than the cache, slices
+    are as large as these gradients. The row axis is sliced, so that windows are unfolded once.
     """
-    cut, whole = (left.first, left.second) if left.parts[0].rows_first else (left.second, left.first)
+    cut, full = (left.first, left.second) if left.parts[0].rows_first else (left.second, left.first)
     samples = left.samples + (0 if symmetric else right.samples)
-    each = samples * left.directions * left.blocks * whole * out.element_size()
-    read = sum(part.grads.numel() * part.grads.element_size() for part in left.parts)
-    step = max((CUDA_FORMED if out.is_cuda else max(formed_bytes(), read)) // max(each, 1), LEAST)
-    held = left.parts[0].held
-    unit = math.prod(held.kernel) if isinstance(held, Windows) else 1  # whole channels
+    slice_bytes = samples * left.directions * left.blocks * full * out.element_size()
+    grad_bytes = sum(part.grads.numel() * part.grads.element_size() for part in left.parts)
+    step = max((CUDA_FORMED if out.is_cuda else max(formed_bytes(), grad_bytes)) // max(slice_bytes, 1), LEAST)
+    rows = left.parts[0].held
+    unit = math.prod(rows.kernel) if isinstance(rows, Windows) else 1  # full channels
     step = max(step - step % unit, unit)
-    # A slice is formed part by part and summed: twice its size while that happens.
-    step = max(1, min(step, cut, scratch // (2 * max(each, 1))))
+    # Summing parts takes twice the memory of a slice.
+    step = max(1, min(step, cut, scratch // (2 * max(slice_bytes, 1))))
     if out.is_cuda and unit < step < cut:
         step = min(range(step - step % unit, step // 2, -unit), key=lambda width: _tiled(cut, width))
     elif step < cut:
         step = _even(cut, step, unit)
     for begin in range(0, cut, step):
-        chosen = slice(begin, min(begin + step, cut))
-        yield (chosen, slice(None)) if left.parts[0].rows_first else (slice(None), chosen)
+        indices = slice(begin, min(begin + step, cut))
+        yield (indices, slice(None)) if left.parts[0].rows_first else (slice(None), indices)
 
 
 def _even(columns: int, largest: int, unit: int) -> int:
-    """The width of as few slices as there can be, about equal: in whole units, and in a multiple of UNIT if it fits."""
+    """Return the width of the fewest, about equal slices: a multiple of `unit`, and of UNIT if possible."""
     width = -(-columns // -(-columns // largest))
     widths = [-(-width // multiple) * multiple for multiple in (math.lcm(unit, UNIT), unit, 1)]
-    return next(one for one in widths if one <= largest)
+    return next(candidate for candidate in widths if candidate <= largest)
 
 
 def _tiled(columns: int, step: int) -> int:
-    """Columns that a GPU computes for slices of this width, in whole tiles; and something for every slice."""
+    """Return the columns a GPU computes for slices of this width, in full tiles, plus an overhead per slice."""
     full, rest = divmod(columns, step)
     return full * -(-step // TILE) * TILE + -(-rest // TILE) * TILE + 16 * full
 
 
-# Bytes of gradients formed at a time on a GPU, how many columns it computes together, and how many there are at least
-# for the sake of the products.
+# On a GPU: bytes of gradients formed at a time, columns per tile, and least columns for efficient products.
 CUDA_FORMED = 2**29
 TILE = 128
 LEAST = 32
 
 
 def formed_bytes() -> int:
-    """Bytes of gradients formed at a time on a CPU, at least: they fit into its last cache."""
+    """Return the bytes of gradients formed at a time on a CPU, which fit in its last cache."""
     return cache_bytes(3) * 7 // 8
 
 
-# At least this many rows in a panel, more where there are many, so that a product keeps its speed; more panels spare
-# more of the triangle. Numbers of rows that are no multiple of UNIT cost a processor up to 40 %. A GPU needs larger
-# panels to be busy.
+# Bounds on the rows of a panel. Large panels keep products fast, small panels skip more of the triangle. On a CPU, rows
+# that are not a multiple of UNIT cost up to 40%. A GPU needs larger panels.
 PANEL, WIDE, CUDA_PANEL = 32, 128, 128
 UNIT = 16
 PANELS = 10
@@ -80,16 +77,16 @@ CUDA_WORK = 2 * 10**10
 def panels(
     rows: int, columns: int, largest: int, symmetric: bool, depth: int, cuda: bool = False
 ) -> Iterator[tuple[slice, slice]]:
-    """Tiles of at most `largest` entries: some rows and, if they fit, all columns (those below the diagonal).
+    """Yield panels of at most `largest` entries: some rows and, if they fit, all columns (below the diagonal).
 
-    `depth`: multiply-adds for one entry. A GPU gets enough to do at a time that starting it costs little.
+    `depth` is the number of multiply-adds per entry. GPU panels are large enough to amortize kernel launches.
     """
     if cuda:
         step = _cuda_panel(rows, CUDA_WORK // (columns * max(depth, 1)))
     else:
         step = max(PANEL, min(WIDE, _in_units(rows / 4)), _in_units(rows / PANELS))
     step = max(1, min(rows, step, max(1, largest)))
-    if step * columns > largest:  # then nearly square, for the sake of the products
+    if step * columns > largest:  # nearly square panels for efficient products
         step = max(1, min(step, int(largest**0.5)))
     wide = max(1, min(columns, largest // step))
     for i in range(0, rows, step):
@@ -103,7 +100,7 @@ def _in_units(rows: float) -> int:
 
 
 def _cuda_panel(rows: int, busy: int) -> int:
-    """Rows in a panel on a GPU: all, if fewer would not keep it `busy`; otherwise a power of two, at most a quarter."""
+    """Return the rows of a GPU panel: all, if at most `busy`; otherwise a power of two, at most a quarter."""
     if busy >= rows:
         return rows
     return max(CUDA_PANEL, 1 << round(math.log2(max(1, min(busy, rows // 4)))))
@@ -112,10 +109,10 @@ def _cuda_panel(rows: int, busy: int) -> int:
 SIDE = 1024
 """Rows and columns of a tile."""
 TILES_LEAST = 4
-"""How many of them a side of the matrix has at least, for it to be worth while."""
+"""Least number of tiles per side for which tiles are faster."""
 
 RowGrams = dict[tuple[int, ...], Tensor]
-"""Where a panel begins, and which parts -> inner products of their rows."""
+"""Start of a panel, and indices of parts -> inner products of their rows."""
 
 
 class Matrices(NamedTuple):
@@ -124,24 +121,24 @@ class Matrices(NamedTuple):
     rows: Tensor
     """(P, n)"""
     grads: tuple[Tensor, ...]
-    """(P, m) for each direction, or one for all of them side by side."""
+    """(P, m) for each direction, or a single matrix with directions side by side."""
 
     @property
     def constant(self) -> bool:
-        """Whether gradients are the same for every sample, which their strides tell: at the last layer they are."""
+        """Whether gradients are equal for all samples (stride 0), as at the last layer."""
         return not any(grads.stride(0) for grads in self.grads)
 
 
 def matrices(factors: Factors, *, joined: bool) -> Matrices | None:
-    """The matrices of factors, if they are such; `joined`: directions side by side."""
+    """Return factors as matrices, or None if they are not; `joined` puts directions side by side."""
     part = factors.parts[0]
     if len(factors.parts) > 1 or factors.blocks > 1 or part.positions != 1 or isinstance(part.held, Windows):
         return None
     if part.indexed:
         return None
     grads = part.grads.squeeze((2, 3))
-    several = grads.unbind() if not joined or grads.shape[0] == 1 else (grads.transpose(0, 1).flatten(1),)
-    return Matrices(part.held.squeeze((1, 2)), several)
+    by_direction = grads.unbind() if not joined or grads.shape[0] == 1 else (grads.transpose(0, 1).flatten(1),)
+    return Matrices(part.held.squeeze((1, 2)), by_direction)
 
 
 def add_in_panels(
@@ -150,20 +147,20 @@ def add_in_panels(
     right: Matrices,
     panels: Iterable[tuple[slice, slice]],
     scale: float,
-    kept: RowGrams | None,
+    row_grams: RowGrams | None,
 ) -> None:
-    """out (P, P2), or one for each direction, += scale * rows rows^T * grads grads^T, elementwise, panel by panel.
+    """Add scale * (rows rows^T) * (grads grads^T), elementwise, to out (P, P2), or to out per direction, by panels.
 
-    `kept`: inner products of rows, which are put there or taken from there.
+    `row_grams` caches inner products of rows.
     """
     constant = left.constant and right.constant
     for rows, columns in panels:
-        place = (rows.start, columns.start)
-        first = kept.get(place) if kept is not None else None
+        key = (rows.start, columns.start)
+        first = row_grams.get(key) if row_grams is not None else None
         if first is None:
             first = torch.mm(some_of(left.rows, 0, rows), some_of(right.rows, 0, columns).T)
-            if kept is not None:
-                kept[place] = first
+            if row_grams is not None:
+                row_grams[key] = first
         for k, (a, b) in enumerate(zip(left.grads, right.grads, strict=True)):
             target = some_of(some_of(out if out.dim() == 2 else out[k], 0, rows), 1, columns)
             second = torch.mm(a[:1], b[:1].T) if constant else torch.mm(some_of(a, 0, rows), some_of(b, 0, columns).T)
@@ -171,12 +168,12 @@ def add_in_panels(
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether tiles are worth while there."""
+    """Return whether tiles are used for this tensor."""
     return tensor.is_cuda
 
 
 def worth_tiles(out: Tensor, both: Matrices, scratch: int) -> bool:
-    """Whether their product with themselves, directions side by side, has enough samples for tiles, and memory."""
+    """Return whether the Gram matrix, with directions side by side, has enough samples and memory for tiles."""
     samples, width = len(out), both.rows.shape[1] + both.grads[0].shape[1]
     if not on_gpu(out) or out.dim() > 2 or samples < TILES_LEAST * SIDE or both.constant:
         return False
@@ -184,39 +181,39 @@ def worth_tiles(out: Tensor, both: Matrices, scratch: int) -> bool:
 
 
 def add_in_tiles(out: Tensor, both: Matrices, scale: float) -> None:
-    """The same for one side with itself, on and below the diagonal (and near it above)."""
+    """Add as in `add_in_panels` for equal sides, on and below the diagonal (and partly above)."""
     rows, (grads,) = both.rows, both.grads
     count = len(rows) // SIDE
     first, second = tiled_gram(rows), tiled_gram(grads)
-    (down, along), begin = out.stride(), 0
-    for away in range(count):
-        # Tiles of one diagonal follow each other at equal distances.
+    (row_stride, column_stride), begin = out.stride(), 0
+    for offset in range(count):
+        # Tiles of a diagonal are equally spaced in memory.
         tiles = out.as_strided(
-            (count - away, SIDE, SIDE),
-            (SIDE * (down + along), down, along),
-            out.storage_offset() + away * SIDE * down,
+            (count - offset, SIDE, SIDE),
+            (SIDE * (row_stride + column_stride), row_stride, column_stride),
+            out.storage_offset() + offset * SIDE * row_stride,
         )
-        some = slice(begin, begin + count - away)
-        tiles.addcmul_(first[some], second[some], value=scale)
-        begin = some.stop
+        pairs = slice(begin, begin + count - offset)
+        tiles.addcmul_(first[pairs], second[pairs], value=scale)
+        begin = pairs.stop
     rest = slice(count * SIDE, len(rows))
     if rest.start < rest.stop:
         out[rest].addcmul_(rows[rest] @ rows.T, grads[rest] @ grads.T, value=scale)
 
 
 def tiled_gram(rows: Tensor) -> Tensor:
-    """Inner products of rows (P, n) in tiles (pairs, SIDE, SIDE), one diagonal after the other, the main one first.
+    """Compute inner products of rows (P, n) in tiles (pairs, SIDE, SIDE), by diagonals, the main diagonal first.
 
-    Rows beyond the last whole tile are left out.
+    Rows beyond the last full tile are omitted.
     """
     count = len(rows) // SIDE
     tiles = rows[: count * SIDE].reshape(count, SIDE, -1)
-    left = torch.cat([tiles[away:] for away in range(count)])
-    right = torch.cat([tiles[: count - away] for away in range(count)])
+    left = torch.cat([tiles[offset:] for offset in range(count)])
+    right = torch.cat([tiles[: count - offset] for offset in range(count)])
     return torch.bmm(left, right.mT)
 
 
 def _bytes_of_tiles(samples: int, width: int, itemsize: int) -> int:
-    """Bytes of tiles and of what they are made from, `width` numbers for each sample on both sides together."""
+    """Return the bytes of tiles and their inputs, with `width` numbers per sample for both sides together."""
     count = samples // SIDE
     return count * (count + 1) * SIDE * (SIDE + width) * itemsize

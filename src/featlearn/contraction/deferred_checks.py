@@ -11,7 +11,7 @@ from featlearn.torch_internals import norms
 
 
 class DeferredChecks:
-    """Numbers that a device has not computed yet, with the tests they must pass."""
+    """Tests of numbers that a device may not have computed yet."""
 
     def __init__(self) -> None:
         self._expected: list[tuple[Callable[..., bool], tuple[Tensor, ...]]] = []
@@ -20,50 +20,53 @@ class DeferredChecks:
         self._failed = False
 
     def expect(self, test: Callable[..., bool], *numbers: Tensor) -> None:
-        """Require that the test of these numbers passes; it gets all of them as floats, one after the other."""
+        """Require that the test of these numbers, passed as floats, succeeds."""
         self._expected.append((test, numbers))
 
     def expect_sizes(self, test: Callable[..., bool], tensors: Sequence[Tensor]) -> None:
-        """Require that the test of the largest entry of each of these tensors passes."""
+        """Require that the test of the largest absolute entry of each tensor succeeds."""
         for tensor in tensors:
             if tensor.is_cuda:
-                self._sizes.append((test, _once(tensor)))
+                self._sizes.append((test, _without_repeats(tensor)))
             else:
                 low, high = tensor.aminmax()
                 self.expect(lambda low, high: test(max(-low, high)), low, high)
 
     def fail(self) -> None:
-        """One check has failed already."""
+        """Record that a check failed."""
         self._failed = True
 
     def hold(self) -> bool:
-        """Evaluate all tests; whether every one passes."""
+        """Evaluate all tests, and return whether all succeed."""
         if self._failed:
             return False
         if self._sizes:
             sizes = norms([tensor for _, tensor in self._sizes], math.inf)
             self._expected += [(test, (size,)) for (test, _), size in zip(self._sizes, sizes, strict=True)]
             self._sizes.clear()
-        found = iter(_fetched([tensor for _, several in self._expected for tensor in several]))
-        counted = [(test, sum([tensor.numel() for tensor in several])) for test, several in self._expected]
-        return all(test(*islice(found, count)) for test, count in counted)
+        values = iter(_fetch([tensor for _, tensors in self._expected for tensor in tensors]))
+        counts = [(test, sum([tensor.numel() for tensor in tensors])) for test, tensors in self._expected]
+        return all(test(*islice(values, count)) for test, count in counts)
 
 
-def _once(tensor: Tensor) -> Tensor:
-    """One of the entries that stand for many: the norms of tensors that repeat entries take a launch each."""
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """Remove repeated entries of an expanded tensor, whose norm would take a separate kernel launch."""
     if 0 not in tensor.stride():
         return tensor
     return tensor[tuple([slice(0, 1) if step == 0 else slice(None) for step in tensor.stride()])]
 
 
-def _fetched(tensors: Sequence[Tensor]) -> list[float]:
-    """All their numbers, one after the other; those of one type and device are waited for together."""
+def _fetch(tensors: Sequence[Tensor]) -> list[float]:
+    """Return all numbers in order, with a single synchronization per dtype and device."""
     kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
     if len(kinds) > 1:
-        waiting = {kind: iter(_fetched([one for one in tensors if (one.dtype, one.device) == kind])) for kind in kinds}
-        return [n for one in tensors for n in islice(waiting[one.dtype, one.device], one.numel())]
+        by_kind = {
+            kind: iter(_fetch([tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]))
+            for kind in kinds
+        }
+        return [n for tensor in tensors for n in islice(by_kind[tensor.dtype, tensor.device], tensor.numel())]
     if not tensors:
         return []
     scalar = not any(tensor.dim() for tensor in tensors)
-    found: list[float] = (torch.stack([*tensors]) if scalar else torch.cat([t.reshape(-1) for t in tensors])).tolist()
-    return found
+    values: list[float] = (torch.stack([*tensors]) if scalar else torch.cat([t.reshape(-1) for t in tensors])).tolist()
+    return values

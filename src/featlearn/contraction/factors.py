@@ -1,7 +1,7 @@
-"""Per-sample gradients of one parameter, as sums of outer products or outright.
+"""Per-sample gradients of a parameter, as sums of outer products or dense.
 
-A parameter, flattened, is seen as (blocks, first, second). `Factors` holds, for every sample p and every output
-direction k, the gradient sum_t first[p, t] (x) second[p, t]; one of the two factors (the rows that met the weight)
+A flattened parameter is viewed as (blocks, first, second). `Factors` represents, for every sample p and output
+direction k, the gradient sum_t first[p, t] (x) second[p, t]. One of the two factors (the rows multiplied by the weight)
 does not depend on the direction. `Dense` holds the gradient itself.
 """
 
@@ -16,16 +16,16 @@ from torch.nn import functional
 from featlearn.contraction.windows import Windows
 
 SCRATCH = 2**26
-"""Bytes that temporaries of a squared norm may take."""
+"""Largest size of temporaries of a squared norm, in bytes."""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """Outer products of rows and gradients that share the sides on which they stand."""
+    """Outer products of rows and gradients, with rows on the same side."""
 
     held: Tensor | Windows
-    """The rows: (samples, positions, blocks, n), or integer (samples, positions): rows of an identity matrix of size n;
-    or the images whose windows they are."""
+    """Rows (samples, positions, blocks, n); or integers (samples, positions), as one-hot rows of size n; or windows of
+    images."""
     grads: Tensor
     """(directions, samples, positions, blocks, m)"""
     rows_first: bool
@@ -33,31 +33,31 @@ class Factor:
 
     @property
     def rows(self) -> Tensor:
-        """The rows written out."""
+        """Rows, with windows unfolded."""
         return self.held.rows() if isinstance(self.held, Windows) else self.held
 
     @property
     def samples(self) -> int:
-        """How many samples."""
+        """Number of samples."""
         return self.grads.shape[1]
 
     @property
     def positions(self) -> int:
-        """How many positions share the weight."""
+        """Number of positions that share the weight."""
         return self.grads.shape[2]
 
     @property
     def indexed(self) -> bool:
-        """Whether the rows are rows of an identity matrix, kept as integers."""
+        """Whether rows are one-hot rows, stored as integers."""
         return not isinstance(self.held, Windows) and not self.held.is_floating_point()
 
     def take(self, samples: slice | Tensor) -> "Factor":
-        """Some of the samples."""
+        """Select samples."""
         held = self.held.take(samples) if isinstance(self.held, Windows) else self.held[samples]
         return replace(self, held=held, grads=self.grads[:, samples])
 
     def with_positions(self, count: int) -> "Factor":
-        """Padded to `count` positions; the new ones contribute nothing."""
+        """Pad to `count` positions; new positions contribute zero."""
         extra = count - self.positions
         if extra == 0:
             return self
@@ -68,42 +68,42 @@ class Factor:
 
 @dataclass(frozen=True)
 class Factors:
-    """The whole per-sample gradient of one parameter as outer products: cross terms between all parts count."""
+    """Per-sample gradient of a parameter as a sum of outer products over all parts."""
 
     parts: tuple[Factor, ...]
     blocks: int
     first: int
     second: int
     view: Hashable = ()
-    """Names the order in which (blocks, first, second) holds the parameter's entries; () is the parameter's own."""
+    """Name of the order of the parameter's entries in (blocks, first, second); () is the original order."""
     order: Tensor | None = None
-    """Where each entry of the parameter stands in that view; None for its own order."""
+    """Index of each parameter entry in that view; None for the original order."""
 
     @property
     def samples(self) -> int:
-        """How many samples."""
+        """Number of samples."""
         return self.parts[0].samples
 
     @property
     def directions(self) -> int:
-        """How many output directions."""
+        """Number of output directions."""
         return self.parts[0].grads.shape[0]
 
     @property
     def frame(self) -> tuple[Hashable, ...]:
-        """Factors can be multiplied with each other where this is equal."""
+        """Key: factors with equal frames can be multiplied."""
         return (self.blocks, self.first, self.second, self.view)
 
     def tensor(self) -> Tensor:
-        """The gradient itself, (samples, directions, size), entries in the parameter's own order."""
+        """Return the dense gradient, (samples, directions, size), in the order of the parameter."""
         return as_dense(self).gradient
 
     def squared_norms(self, scratch: int = SCRATCH) -> Tensor:
-        """(samples, directions): squared norm of every gradient. `scratch` bounds the bytes of temporaries."""
+        """Return squared norms of all gradients, (samples, directions); `scratch` bounds temporaries in bytes."""
         return squared_norms(self, scratch)
 
     def take(self, samples: slice | Tensor) -> "Factors":
-        """Some of the samples."""
+        """Select samples."""
         if isinstance(samples, slice) and samples == slice(0, self.samples):
             return self
         return replace(self, parts=tuple(part.take(samples) for part in self.parts))
@@ -111,30 +111,30 @@ class Factors:
 
 @dataclass(frozen=True)
 class Dense:
-    """The per-sample gradient of one parameter, entries in its own order: (samples, directions, size)."""
+    """Dense per-sample gradient of a parameter, in its order: (samples, directions, size)."""
 
     gradient: Tensor
 
     @property
     def samples(self) -> int:
-        """How many samples."""
+        """Number of samples."""
         return self.gradient.shape[0]
 
     @property
     def directions(self) -> int:
-        """How many output directions."""
+        """Number of output directions."""
         return self.gradient.shape[1]
 
     def tensor(self) -> Tensor:
-        """The gradient itself."""
+        """Return the gradient."""
         return self.gradient
 
     def squared_norms(self, scratch: int = SCRATCH) -> Tensor:
-        """(samples, directions): squared norm of every gradient."""
+        """Return squared norms of all gradients, (samples, directions)."""
         return squared_norms(self, scratch)
 
     def take(self, samples: slice | Tensor) -> "Dense":
-        """Some of the samples."""
+        """Select samples."""
         if isinstance(samples, slice) and samples == slice(0, self.samples):
             return self
         return Dense(self.gradient[samples])
@@ -144,41 +144,41 @@ Gradients = Factors | Dense
 
 
 def in_type(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Its values alone, in this type; what has both already is not touched, which takes as long as an op."""
+    """Detach and convert to a dtype; skip ops that are not needed."""
     tensor = tensor.detach() if tensor.requires_grad else tensor
     return tensor if dtype is None or tensor.dtype is dtype else tensor.to(dtype)
 
 
 class Reused:
-    """Memory that is taken again and again: fresh memory is slow, because the system clears it page by page."""
+    """Reusable buffer; new memory is slow, because the system clears it page by page."""
 
     def __init__(self) -> None:
         self._held: Tensor | None = None
 
     def empty(self, like: Tensor, *shape: int) -> Tensor:
-        """A tensor of this shape, in the place of the one before."""
+        """Return an uninitialized tensor of this shape, which overwrites the previous one."""
         size = math.prod(shape)
         if self._held is None or self._held.numel() < size:
-            self._held = None  # before the next is there
+            self._held = None  # free before allocating
             self._held = like.new_empty(size)
         return (self._held if self._held.numel() == size else self._held[:size]).view(shape)
 
 
-def some_of(tensor: Tensor, axis: int, chosen: slice) -> Tensor:
-    """Some entries along an axis; all of them without an op, which takes its time."""
+def some_of(tensor: Tensor, axis: int, indices: slice) -> Tensor:
+    """Select entries along an axis, without an op if all are selected."""
     size = tensor.shape[axis]
-    if not chosen.start and (chosen.stop is None or chosen.stop == size):
+    if not indices.start and (indices.stop is None or indices.stop == size):
         return tensor
-    begin, end, _ = chosen.indices(size)
+    begin, end, _ = indices.indices(size)
     return tensor if end - begin == size else tensor.narrow(axis, begin, max(end - begin, 0))
 
 
 def dense_slice(
     factors: Factors, first: slice, second: slice, room: int = 2**28, memory: Reused | None = None
 ) -> Tensor:
-    """Gradient entries in these ranges of both indices: (samples, directions, blocks, some first, some second).
+    """Form gradient entries in ranges of both indices: (samples, directions, blocks, some first, some second).
 
-    `room`: bytes that windows may take while they are written out. The result may lie in `memory`.
+    `room` bounds the bytes of unfolded windows. The result may be stored in `memory`.
     """
     total: Tensor | None = None
     for part in factors.parts:
@@ -191,86 +191,86 @@ def dense_slice(
 
 
 def _formed(part: Factor, rows: slice, grads: slice, room: int, memory: Reused) -> Tensor:
-    """(samples, directions, blocks, some entries of the gradients, some of the rows)"""
-    chosen = some_of(part.grads, -1, grads)
+    """Form (samples, directions, blocks, some entries of the gradients, some of the rows)."""
+    selected = some_of(part.grads, -1, grads)
     if part.indexed:
-        return _scattered(replace(part, grads=chosen), rows).transpose(-1, -2)
-    directions, samples, positions, blocks, width = chosen.shape
-    left = chosen.permute(1, 3, 0, 4, 2)  # (samples, blocks, directions, m, positions)
+        return _scattered(replace(part, grads=selected), rows).transpose(-1, -2)
+    directions, samples, positions, blocks, width = selected.shape
+    left = selected.permute(1, 3, 0, 4, 2)  # (samples, blocks, directions, m, positions)
     if isinstance(part.held, Windows):
         windows, entries = part.held.channels(rows)
         size = entries.stop - entries.start
-        whole = memory.empty(chosen, samples, blocks, directions * width, size)
-        for piece in windows.pieces(chosen.element_size(), room):  # a few images at a time are written out
+        result = memory.empty(selected, samples, blocks, directions * width, size)
+        for piece in windows.pieces(selected.element_size(), room):  # unfold a few images at a time
             columns = windows.take(piece).columns()[:, :, entries].flatten(0, 1)
             flat = left[piece].reshape(-1, directions * width, positions)
-            torch.bmm(flat, columns.mT, out=whole[piece].view(-1, directions * width, size))
+            torch.bmm(flat, columns.mT, out=result[piece].view(-1, directions * width, size))
     else:
         right = some_of(part.rows, -1, rows).transpose(1, 2)  # (samples, blocks, positions, n)
         size = right.shape[-1]
-        count = samples * blocks  # there may be no positions at all, which leaves -1 open
-        whole = memory.empty(chosen, count, directions * width, size)
+        count = samples * blocks  # without positions, -1 would be ambiguous
+        result = memory.empty(selected, count, directions * width, size)
         flat = left.reshape(count, directions * width, positions)
-        multiply = torch.mul if positions == 1 else torch.bmm  # the first is three times as fast on a column and a row
-        multiply(flat, right.reshape(count, positions, size), out=whole)
-    return whole.view(samples, blocks, directions, width, size).transpose(1, 2)
+        multiply = torch.mul if positions == 1 else torch.bmm  # mul is three times as fast for a column times a row
+        multiply(flat, right.reshape(count, positions, size), out=result)
+    return result.view(samples, blocks, directions, width, size).transpose(1, 2)
 
 
 def _scattered(part: Factor, rows: slice) -> Tensor:
-    """Sum the gradients of equal indices: one-hot rows times gradients, without the one-hot matrix."""
+    """Sum gradients of equal indices, that is, one-hot rows times gradients."""
     directions, samples, positions, _, width = part.grads.shape
     begin, end, _ = rows.indices(part.row_size)
     inside = (part.rows >= begin) & (part.rows < end)
-    target = torch.where(inside, part.rows - begin, end - begin)  # one bin more, for what lies outside
+    target = torch.where(inside, part.rows - begin, end - begin)  # an extra bin for other indices
     bins = part.grads.new_zeros(samples, directions, end - begin + 1, width)
-    where = target[:, None, :, None].expand(samples, directions, positions, width)
-    bins.scatter_add_(2, where, part.grads.squeeze(3).transpose(0, 1))
+    index = target[:, None, :, None].expand(samples, directions, positions, width)
+    bins.scatter_add_(2, index, part.grads.squeeze(3).transpose(0, 1))
     return bins[:, :, None, :-1]
 
 
 def as_dense(gradients: Gradients) -> Dense:
-    """The gradient itself, entries in the parameter's own order."""
+    """Convert to a dense gradient in the order of the parameter."""
     if isinstance(gradients, Dense):
         return gradients
-    whole = dense_slice(gradients, slice(None), slice(None)).flatten(2)
-    return Dense(whole if gradients.order is None else whole[..., gradients.order])
+    gradient = dense_slice(gradients, slice(None), slice(None)).flatten(2)
+    return Dense(gradient if gradients.order is None else gradient[..., gradients.order])
 
 
 def matrix_view(parameter: Tensor, factors: Factors) -> Tensor:
-    """The entries of a parameter in the view of its factors: (blocks, first, second)."""
-    own = parameter.flatten()
+    """Return the entries of a parameter in the view of its factors: (blocks, first, second)."""
+    entries = parameter.flatten()
     if factors.order is not None:
-        own = torch.empty_like(own).index_copy_(0, factors.order, own)
-    return own.reshape(factors.blocks, factors.first, factors.second)
+        entries = torch.empty_like(entries).index_copy_(0, factors.order, entries)
+    return entries.reshape(factors.blocks, factors.first, factors.second)
 
 
 def concatenate(pieces: Sequence[Gradients]) -> Gradients:
-    """The same parameter for several groups of samples, one after the other."""
+    """Concatenate gradients of the same parameter for several groups of samples."""
     if len(pieces) == 1:
         return pieces[0]
     factors = [piece for piece in pieces if isinstance(piece, Factors)]
     if len(factors) < len(pieces) or any(_sides(piece) != _sides(factors[0]) for piece in factors):
         return Dense(torch.cat([as_dense(piece).gradient for piece in pieces]))
     parts = []
-    for same in zip(*(piece.parts for piece in factors), strict=True):
-        longest = max(part.positions for part in same)
-        even = [part.with_positions(longest) for part in same]
+    for group in zip(*(piece.parts for piece in factors), strict=True):
+        longest = max(part.positions for part in group)
+        even = [part.with_positions(longest) for part in group]
         parts.append(replace(even[0], held=_joined(even), grads=torch.cat([part.grads for part in even], 1)))
     return replace(factors[0], parts=tuple(parts))
 
 
 def _joined(parts: Sequence[Factor]) -> Tensor | Windows:
-    """The rows of several groups of samples."""
+    """Concatenate the rows of several groups of samples."""
     windows = [part.held for part in parts if isinstance(part.held, Windows)]
-    if len(windows) == len(parts) and len({one.geometry for one in windows}) == 1:
-        return replace(windows[0], image=torch.cat([one.image for one in windows]))
+    if len(windows) == len(parts) and len({window.geometry for window in windows}) == 1:
+        return replace(windows[0], image=torch.cat([window.image for window in windows]))
     return torch.cat([part.rows for part in parts])
 
 
 class Gathered:
-    """Pieces of one parameter for consecutive samples, written into one place as they come.
+    """Gradients of a parameter for consecutive samples, copied into a preallocated tensor.
 
-    Many small pieces held beside what is passing would leave the heap in shreds.
+    Preallocation avoids memory fragmentation by many small pieces.
     """
 
     def __init__(self, samples: int, directions: int) -> None:
@@ -280,7 +280,7 @@ class Gathered:
         self._pieces: list[Gradients] = []
 
     def add(self, piece: Gradients) -> None:
-        """Take the next piece; it is copied."""
+        """Copy the next piece."""
         if self._filled == 0 and piece.samples < self._samples:
             self._whole = _empty_like(piece, self._samples)
         if self._whole is not None and _alike(self._whole, piece):
@@ -288,14 +288,14 @@ class Gathered:
             for target, source in zip(_tensors(self._whole.take(place)), _tensors(piece), strict=True):
                 target.copy_(source)
         else:
-            if self._whole is not None:  # pieces differ in kind: keep what is there, and the rest as it comes
+            if self._whole is not None:  # pieces of different kinds: keep a list
                 self._pieces = [self._whole.take(slice(0, self._filled))]
                 self._whole = None
             self._pieces.append(piece)
         self._filled += piece.samples
 
     def whole(self) -> Gradients:
-        """All of them together."""
+        """Return the gradients of all samples."""
         return concatenate(self._pieces) if self._whole is None else self._whole
 
 
@@ -307,14 +307,14 @@ def _tensors(gradients: Gradients) -> list[Tensor]:
 
 
 def _alike(a: Gradients, b: Gradients) -> bool:
-    """Whether pieces can be written into the same place."""
+    """Return whether pieces can be stored in the same tensor."""
     if isinstance(a, Dense) or isinstance(b, Dense):
         return isinstance(a, Dense) and isinstance(b, Dense)
-    return _sides(a) == _sides(b) and [_kept(part) for part in a.parts] == [_kept(part) for part in b.parts]
+    return _sides(a) == _sides(b) and [_row_layout(part) for part in a.parts] == [_row_layout(part) for part in b.parts]
 
 
-def _kept(part: Factor) -> tuple[object, ...]:
-    """How the rows are kept."""
+def _row_layout(part: Factor) -> tuple[object, ...]:
+    """Return a key of the storage of the rows."""
     return (part.positions, part.held.geometry if isinstance(part.held, Windows) else None)
 
 
@@ -324,18 +324,18 @@ def _empty_like(piece: Gradients, samples: int) -> Gradients:
     parts = tuple(
         replace(
             part,
-            held=replace(part.held, image=_longer(part.held.image, 0, samples))
+            held=replace(part.held, image=_empty_resized(part.held.image, 0, samples))
             if isinstance(part.held, Windows)
-            else _longer(part.held, 0, samples),
-            grads=_longer(part.grads, 1, samples),
+            else _empty_resized(part.held, 0, samples),
+            grads=_empty_resized(part.grads, 1, samples),
         )
         for part in piece.parts
     )
     return replace(piece, parts=parts)
 
 
-def _longer(tensor: Tensor, axis: int, size: int) -> Tensor:
-    """An empty tensor of another size along one axis, its axes in the same order in memory."""
+def _empty_resized(tensor: Tensor, axis: int, size: int) -> Tensor:
+    """Return an empty tensor with another size along an axis, and the same memory order of axes."""
     order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
     shape = [size if i == axis else tensor.shape[i] for i in order]
     return tensor.new_empty(shape).permute([order.index(i) for i in range(tensor.dim())])
@@ -347,26 +347,26 @@ def _sides(factors: Factors) -> tuple[object, ...]:
 
 
 def merged(parts: Sequence[Factor]) -> tuple[Factor, ...]:
-    """Parts on the same sides are one part with more positions, which is how uses get their cross terms cheaply."""
+    """Merge parts with rows on the same side into a part with more positions, which includes cross terms cheaply."""
     if len(parts) == 1:
         return (parts[0],)
     groups: dict[tuple[bool, bool], list[Factor]] = {}
     for part in parts:
         groups.setdefault((part.rows_first, part.indexed), []).append(part)
     return tuple(
-        same[0]
-        if len(same) == 1
+        group[0]
+        if len(group) == 1
         else replace(
-            same[0],
-            held=torch.cat([part.rows for part in same], 1),
-            grads=torch.cat([part.grads for part in same], 2),
+            group[0],
+            held=torch.cat([part.rows for part in group], 1),
+            grads=torch.cat([part.grads for part in group], 2),
         )
-        for _, same in sorted(groups.items())
+        for _, group in sorted(groups.items())
     )
 
 
 def squared_norms(gradients: Gradients, scratch: int) -> Tensor:
-    """(samples, directions): the squared norm of every gradient. `scratch` bounds the bytes of temporaries."""
+    """Return squared norms of all gradients, (samples, directions); `scratch` bounds temporaries in bytes."""
     if isinstance(gradients, Dense):
         return gradients.gradient.square().sum(2)
     if len(gradients.parts) == 1 and not gradients.parts[0].indexed:
@@ -384,7 +384,7 @@ def squared_norms(gradients: Gradients, scratch: int) -> Tensor:
 def _by_grams(part: Factor, scratch: int) -> Tensor:
     directions, samples, positions, blocks, _ = part.grads.shape
     size = blocks * positions * (part.row_size + positions * 3 * directions) * part.grads.element_size()
-    step = max(1, scratch // max(1, size))  # a gate of zeros lets no gradient through: no positions
+    step = max(1, scratch // max(1, size))  # zero gates can leave no positions
     pieces = []
     for i in range(0, samples, step):
         piece = part.take(slice(i, i + step))
@@ -398,7 +398,7 @@ def _by_grams(part: Factor, scratch: int) -> Tensor:
 
 
 def weighted_squared_norms(gradients: Gradients, weights: Tensor | float, scratch: int) -> Tensor:
-    """(samples, directions): sum_j weights_j gradient_j^2, weights one number or one for each entry."""
+    """Return sum_j weights_j gradient_j^2, (samples, directions), for a single weight or a weight per entry."""
     if not isinstance(weights, Tensor):
         return squared_norms(gradients, scratch) * weights
     step = gradients.samples

@@ -1,4 +1,4 @@
-"""Kernels to which products of per-sample gradients are added, block by block."""
+"""Accumulate kernels from products of per-sample gradients, block by block."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from featlearn.contraction.gram import Mode, add_gram, mirror
 
 Kernels = dict[str, Tensor]
 Captured = Iterable[tuple[str, Gradients]]
-"""Parameters with their gradients, one after the other."""
+"""Pairs of parameter name and gradients."""
 
 SMALL = 2**23
-"""Bytes of small gradients that are multiplied together."""
+"""Bytes of small gradients that are concatenated for a product."""
 
 
 class BlockCallback(Protocol):
@@ -29,15 +29,15 @@ class BlockCallback(Protocol):
 
 
 def kernel_keys(names: Iterable[str], by: str) -> dict[str, str]:
-    """The kernel that each parameter belongs to."""
+    """Return parameter name -> key of its kernel."""
     return {name: {"network": "", "layer": name.rpartition(".")[0], "parameter": name}[by] for name in names}
 
 
 class KernelSum:
-    """Kernels of one shape under their keys.
+    """Kernels of the same shape by key.
 
-    `symmetric`: both sides are the same samples; one triangle is added to, and `mirror` completes it. `first_row`: the
-    sample that the first row belongs to, where others hold the rows before.
+    With `symmetric`, both sides are the same samples, only one triangle is accumulated, and `mirror` completes it.
+    `first_row` is the sample index of the first row, if other ranks hold earlier rows.
     """
 
     def __init__(
@@ -57,10 +57,12 @@ class KernelSum:
         self.keys, self.mode, self.symmetric, self.scratch = keys, mode, symmetric, scratch
         self._deferred = deferred
         stored = shape
-        if mode == "full":  # it lies in memory as (P, C, P2, C), as its blocks are computed
+        if mode == "full":  # stored as (P, C, P2, C), the order in which blocks are computed
             stored = [shape[i] for i in (0, 2, 1, 3)]
         zeros = {key: torch.zeros(stored, dtype=dtype, device=device) for key in dict.fromkeys(keys.values())}
-        self.kernels: Kernels = zeros if mode != "full" else {key: one.transpose(1, 2) for key, one in zeros.items()}
+        self.kernels: Kernels = (
+            zeros if mode != "full" else {key: kernel.transpose(1, 2) for key, kernel in zeros.items()}
+        )
         self.callback: BlockCallback | None = None
 
     def add(
@@ -70,40 +72,53 @@ class KernelSum:
         right: Gradients,
         rows: slice,
         columns: slice,
-        chosen: slice,
-        kept: RowGrams | None = None,
+        directions: slice,
+        row_grams: RowGrams | None = None,
     ) -> None:
         """Add the block of these samples and output directions.
 
-        `kept`: inner products of rows, which calls for other directions of the same samples share.
+        `row_grams` caches inner products of rows for other directions of the same samples.
         """
         diagonal = self.symmetric and rows == columns
-        block = self.block(self.keys[name], chosen, rows, columns)
-        # A part of its own where it is needed twice.
-        part = torch.zeros_like(block) if self.callback else block
+        block = self.block(self.keys[name], directions, rows, columns)
+        # The callback needs the term separately.
+        term = torch.zeros_like(block) if self.callback else block
         add_gram(
-            part, left, right, self.mode, symmetric=diagonal, scratch=self.scratch, deferred=self._deferred, kept=kept
+            term,
+            left,
+            right,
+            self.mode,
+            symmetric=diagonal,
+            scratch=self.scratch,
+            deferred=self._deferred,
+            row_grams=row_grams,
         )
         if self.callback is not None:
-            block += part
+            block += term
             if diagonal:
-                mirror(part, self.mode)
-            self.callback(name, part, rows, columns, chosen, mirrored=self.symmetric and not diagonal)
+                mirror(term, self.mode)
+            self.callback(name, term, rows, columns, directions, mirrored=self.symmetric and not diagonal)
 
     def add_diagonal(
-        self, captured: Captured, rows: slice, chosen: slice, kept: dict[str, RowGrams] | None = None
+        self, captured: Captured, rows: slice, directions: slice, row_grams: dict[str, RowGrams] | None = None
     ) -> None:
-        """Add the block of some samples with themselves, parameter by parameter; each is dropped before the next."""
-        for name, gradients in captured if self.callback else _joined(captured, self.keys):
+        """Add the diagonal block of some samples, parameter by parameter; free gradients after each."""
+        for name, gradients in captured if self.callback else _concatenate_small(captured, self.keys):
             self.add(
-                name, gradients, gradients, rows, rows, chosen, None if kept is None else kept.setdefault(name, {})
+                name,
+                gradients,
+                gradients,
+                rows,
+                rows,
+                directions,
+                None if row_grams is None else row_grams.setdefault(name, {}),
             )
             del gradients
 
-    def mirror(self, chosen: slice) -> None:
+    def mirror(self, directions: slice) -> None:
         """Complete symmetric kernels, once all blocks of these directions are added."""
         for key in self.kernels if self.symmetric else ():
-            mirror(self.block(key, chosen), self.mode)
+            mirror(self.block(key, directions), self.mode)
 
     def divide(self, divisor: int) -> None:
         """Divide all kernels."""
@@ -111,7 +126,7 @@ class KernelSum:
             kernel /= divisor
 
     def block(self, key: str, directions: slice, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        """The kernel of some directions and samples."""
+        """Return the block of a kernel for some directions and samples."""
         kernel = self.kernels[key]
         if self._first_row and rows != slice(None):
             rows = slice(rows.start - self._first_row, rows.stop - self._first_row)
@@ -120,24 +135,24 @@ class KernelSum:
         return some_of(some_of(kernel, 0, rows), 1, columns)
 
 
-def _joined(captured: Captured, keys: Mapping[str, str]) -> Iterator[tuple[str, Gradients]]:
-    """Small gradients of one kernel side by side: biases and scales are many, and each product has its price."""
-    waiting: dict[tuple[str, int], list[tuple[str, Tensor]]] = {}
+def _concatenate_small(captured: Captured, keys: Mapping[str, str]) -> Iterator[tuple[str, Gradients]]:
+    """Concatenate small gradients of the same kernel, such as biases and scales, to save products."""
+    pending: dict[tuple[str, int], list[tuple[str, Tensor]]] = {}
     sizes: dict[tuple[str, int], int] = defaultdict(int)
     for name, gradients in captured:
         if isinstance(gradients, Dense) and gradients.gradient.nbytes < SMALL:
-            alike = (keys[name], gradients.directions)
-            waiting.setdefault(alike, []).append((name, gradients.gradient))
-            sizes[alike] += gradients.gradient.nbytes
-            if sizes[alike] >= SMALL:
-                del sizes[alike]
-                yield _side_by_side(waiting.pop(alike))
+            group = (keys[name], gradients.directions)
+            pending.setdefault(group, []).append((name, gradients.gradient))
+            sizes[group] += gradients.gradient.nbytes
+            if sizes[group] >= SMALL:
+                del sizes[group]
+                yield _side_by_side(pending.pop(group))
         else:
             yield name, gradients
         del gradients
-    for several in waiting.values():
-        yield _side_by_side(several)
+    for entries in pending.values():
+        yield _side_by_side(entries)
 
 
-def _side_by_side(several: Sequence[tuple[str, Tensor]]) -> tuple[str, Dense]:
-    return several[0][0], Dense(torch.cat([gradient for _, gradient in several], 2))
+def _side_by_side(entries: Sequence[tuple[str, Tensor]]) -> tuple[str, Dense]:
+    return entries[0][0], Dense(torch.cat([gradient for _, gradient in entries], 2))

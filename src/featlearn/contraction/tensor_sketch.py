@@ -1,17 +1,16 @@
-"""Sketches of per-sample gradients: k numbers whose inner products estimate those of the gradients, without bias.
+"""Sketches of per-sample gradients: k numbers whose inner products are unbiased estimates of those of gradients.
 
 Entry (block, first, second) of a parameter is added to bin h(block, first) + g(block, second) modulo k, with the sign
-s(block, first) r(block, second); h, g, s and r are drawn at random. That is a TensorSketch (Pham and Pagh 2013): of an
-outer product it is the convolution of the count sketches of both factors. Three ways give the same numbers:
+s(block, first) r(block, second), with random h, g, s, r. This is a TensorSketch (Pham and Pagh 2013): the sketch of an
+outer product is the convolution of the count sketches of both factors. Three routes give the same numbers:
 
 - *factors*: count sketches of rows and gradients at every position, multiplied in Fourier space and summed there;
   nothing of the parameter's size is formed;
 - *slices*: the gradient is formed slice by slice, and each entry added to its bin;
 - *entries*: rows of an identity matrix (an embedding's) have one entry at each position.
 
-All parameters and output directions, each with tables of its own, are added into the same k bins: a count sketch of
-the whole gradient. Projections of both sides by matrices of their own (Kronecker) would cost less, and their error
-falls as k^-1/4 only.
+All parameters and output directions, each with separate tables, are added into the same k bins: a count sketch of the
+full gradient. Separate projections of both sides (Kronecker) would be cheaper, but their error only falls as k^-1/4.
 """
 
 import hashlib
@@ -26,28 +25,27 @@ from featlearn.contraction.factors import Factor, Factors, Gradients, as_dense, 
 from featlearn.contraction.hardware import elementwise_cost
 from featlearn.errors import InputTypeError, InputValueError
 
-# What it costs to add a number to a bin, and to carry one number of a sketch through Fourier space, in elementwise
-# products: as timed on a CPU. On a GPU the second follows from the bytes that are moved, and is not timed.
+# Cost of adding a number to a bin, and of a Fourier transform per number of a sketch, in elementwise products. Measured
+# on a CPU; for a GPU, the second is estimated from moved bytes.
 BINNED = 14
 TRANSFORMED = {"cpu": 14, "cuda": 3}
-# Numbers that are held for every number of a count sketch: both sides, their transforms, the product.
+# Temporaries per number of a count sketch: both sides, their transforms, and the product.
 HELD = 8
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """How gradients are sketched: `fl.ntk(..., sketch=fl.Sketch(k=4096, repeats=4))`.
+    """Settings of sketches of gradients: `fl.ntk(..., sketch=fl.Sketch(k=4096, repeats=4))`.
 
-    An entry of the kernel has an error of about sqrt(K_ii K_jj / (k repeats)), up to 2.8 times that where gradients
-    are outer products of vectors that are much alike. Time and memory are in proportion to `k repeats`. The repeats
-    are independent, and their spread gives the standard error: two leave it so uncertain that it is widened 7 times,
-    four 1.65 times, eight 1.21 times.
+    An entry of the kernel has an error of about sqrt(K_ii K_jj / (k repeats)), up to 2.8 times that if gradients are
+    outer products of similar vectors. Time and memory are proportional to `k repeats`. Repeats are independent, and
+    their spread gives the standard error, which is widened by its uncertainty: 7 times for two repeats, 1.65 times for
+    four, 1.21 times for eight.
 
     Args:
-        k: numbers that stand for the gradient of a sample; powers of two are fastest.
-        repeats: independent sketches, two at least.
-        generator: makes them another draw; without one they are the same at every call, and no random generator of
-            yours is touched.
+        k: Size of the sketch of a gradient; powers of two are fastest.
+        repeats: Number of independent sketches, at least 2.
+        generator: Source of the seed. By default the seed is fixed, and no random generator is used.
     """
 
     k: int = 4096
@@ -66,14 +64,14 @@ class Sketch:
             )
 
     def seed(self) -> int:
-        """The number that all tables follow from; another at every call where there is a generator."""
+        """Return the seed of all tables, which changes at every call if there is a generator."""
         if self.generator is None:
             return 0
         return int(torch.randint(2**62, (1,), generator=self.generator, device=self.generator.device))
 
 
 class SketchRoute(Enum):
-    """How the sketch of one part of a parameter's gradient is made."""
+    """Computation of the sketch of a part of a parameter's gradient."""
 
     FACTORS = "factors"
     SLICES = "slices"
@@ -82,29 +80,29 @@ class SketchRoute(Enum):
 
 @dataclass(frozen=True)
 class View:
-    """A parameter as (blocks, first, second): the one in which its uses are outer products, or any other."""
+    """View of a parameter as (blocks, first, second)."""
 
     blocks: int
     first: int
     second: int
     name: object = ()
-    """That of `Factors.view`."""
+    """Name of the view, as in `Factors.view`."""
     order: Tensor | None = None
-    """Where each entry of the parameter stands in the view; None for its own order."""
+    """Index of each parameter entry in the view; None for the original order."""
 
     @property
     def size(self) -> int:
-        """Entries of the parameter."""
+        """Number of entries of the parameter."""
         return self.blocks * self.first * self.second
 
     def holds(self, factors: Factors) -> bool:
-        """Whether factors are of this view."""
+        """Return whether factors have this view."""
         return factors.frame == (self.blocks, self.first, self.second, self.name)
 
 
 @dataclass(frozen=True)
 class SketchTables:
-    """Bins and signs of one parameter: each (repeats, directions, blocks, first or second)."""
+    """Bins and signs of a parameter, each (repeats, directions, blocks, first or second)."""
 
     view: View
     k: int
@@ -115,7 +113,7 @@ class SketchTables:
     def drawn(
         cls, view: View, name: str, sketch: Sketch, seed: int, directions: int, dtype: torch.dtype, device: torch.device
     ) -> "SketchTables":
-        """Tables that depend on the seed, the parameter's name and the sizes alone."""
+        """Draw tables that depend only on the seed, the parameter's name, and the sizes."""
         digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
         generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest, "big") >> 1)
         bins, signs = [], []
@@ -128,11 +126,11 @@ class SketchTables:
 
     @property
     def repeats(self) -> int:
-        """How many independent sketches."""
+        """Number of independent sketches."""
         return self.bins[0].shape[0]
 
     def entries(self, repeat: int, direction: int, first: slice) -> tuple[Tensor, Tensor]:
-        """Bins and signs of the entries in a range of first indices, (blocks, some first, second)."""
+        """Return bins and signs of entries in a range of first indices, (blocks, some first, second)."""
         h, g = (table[repeat, direction] for table in self.bins)
         s, r = (table[repeat, direction] for table in self.signs)
         return (h[:, first, None] + g[:, None]) % self.k, s[:, first, None] * r[:, None]
@@ -141,20 +139,20 @@ class SketchTables:
 def add_sketch(
     out: Tensor, gradients: Gradients, tables: SketchTables, scratch: int, route: SketchRoute | None = None
 ) -> None:
-    """out (repeats, samples, k) += the sketches of these gradients, summed over directions.
+    """Add the sketches of these gradients, summed over directions, to out (repeats, samples, k).
 
-    `scratch` bounds the bytes of temporaries. Without a `route` each part takes the cheapest.
+    `scratch` bounds the bytes of temporaries. Without a `route`, each part uses the cheapest.
     """
     if isinstance(gradients, Factors) and tables.view.holds(gradients):
         for part in (part for part in gradients.parts if part.positions):
-            alone = replace(gradients, parts=(part,))
-            chosen = _route(part, tables) if route is None else route
-            if chosen is SketchRoute.ENTRIES:
+            single_part = replace(gradients, parts=(part,))
+            part_route = _route(part, tables) if route is None else route
+            if part_route is SketchRoute.ENTRIES:
                 _add_entries(out, part, tables, scratch)
-            elif chosen is SketchRoute.FACTORS:
+            elif part_route is SketchRoute.FACTORS:
                 _add_factors(out, part, tables, scratch)
             else:
-                _add_slices(out, alone, tables, scratch)
+                _add_slices(out, single_part, tables, scratch)
         return
     _add_formed(out, as_dense(gradients).gradient, tables, scratch)
 
@@ -169,16 +167,16 @@ def route_costs(
     *,
     indexed: bool = False,
 ) -> dict[SketchRoute, float]:
-    """Multiply-adds of every route for one sample and direction; `sketch` is (k, repeats)."""
+    """Return the multiply-adds of every route per sample and direction; `sketch` is (k, repeats)."""
     k, repeats = sketch
     weight = elementwise_cost(device)
     binned, transformed = BINNED * weight, TRANSFORMED.get(device.type, TRANSFORMED["cpu"]) * weight
     size = blocks * row_size * grad_size
     if indexed:
         return {SketchRoute.ENTRIES: repeats * positions * grad_size * binned}
-    held = (row_size + grad_size) * binned + 2 * k * transformed
+    count_sketch = (row_size + grad_size) * binned + 2 * k * transformed
     return {
-        SketchRoute.FACTORS: repeats * positions * blocks * held,
+        SketchRoute.FACTORS: repeats * positions * blocks * count_sketch,
         SketchRoute.SLICES: positions * size + repeats * size * binned,
     }
 
@@ -186,7 +184,7 @@ def route_costs(
 def sample_bytes(
     route: SketchRoute, positions: int, row_size: int, grad_size: int, blocks: int, k: int, directions: int, item: int
 ) -> int:
-    """Bytes of temporaries for one sample."""
+    """Return the bytes of temporaries per sample."""
     if route is SketchRoute.ENTRIES:
         return positions * grad_size * (3 * item + 16)
     if route is SketchRoute.FACTORS:
@@ -195,7 +193,7 @@ def sample_bytes(
 
 
 def formed_cost(size: int, repeats: int, device: torch.device) -> float:
-    """Multiply-adds for one sample and direction of gradients that come formed."""
+    """Return the multiply-adds per sample and direction of dense gradients."""
     return repeats * size * BINNED * elementwise_cost(device)
 
 
@@ -212,51 +210,55 @@ def _route(part: Factor, tables: SketchTables) -> SketchRoute:
     return min(costs, key=costs.__getitem__)
 
 
-def _pieces(samples: int, each: int, scratch: int) -> Iterator[slice]:
-    """Ranges of samples of which each takes so many bytes."""
-    step = max(1, scratch // max(each, 1))
+def _pieces(samples: int, item_bytes: int, scratch: int) -> Iterator[slice]:
+    """Yield ranges of samples, at `item_bytes` per sample."""
+    step = max(1, scratch // max(item_bytes, 1))
     for begin in range(0, samples, step):
         yield slice(begin, min(begin + step, samples))
 
 
 def _add_entries(out: Tensor, part: Factor, tables: SketchTables, scratch: int) -> None:
-    """Rows of an identity matrix: the gradient at a position goes to the bins of one row."""
+    """Add gradients of one-hot rows: the gradient at a position goes to the bins of a single row."""
     rows, grads = (0, 1) if part.rows_first else (1, 0)
     sizes = (part.positions, part.row_size, part.grads.shape[-1])
-    each = sample_bytes(SketchRoute.ENTRIES, *sizes, 1, tables.k, 1, out.element_size())
-    for chosen in _pieces(part.samples, each, scratch):
-        piece = part.take(chosen)
+    item_bytes = sample_bytes(SketchRoute.ENTRIES, *sizes, 1, tables.k, 1, out.element_size())
+    for samples in _pieces(part.samples, item_bytes, scratch):
+        piece = part.take(samples)
         for repeat in range(tables.repeats):
             for direction, values in enumerate(piece.grads[:, :, :, 0]):  # (samples, positions, m)
                 h, s = (table[rows][repeat, direction, 0][piece.rows, None] for table in (tables.bins, tables.signs))
                 g, r = (table[grads][repeat, direction, 0] for table in (tables.bins, tables.signs))
                 bins = ((h + g) % tables.k).flatten(1)
-                out[repeat, chosen].scatter_add_(1, bins, (values * (s * r)).flatten(1))
+                out[repeat, samples].scatter_add_(1, bins, (values * (s * r)).flatten(1))
 
 
 def _add_factors(out: Tensor, part: Factor, tables: SketchTables, scratch: int) -> None:
-    """Count sketches of both sides, convolved: positions and directions are added in Fourier space."""
+    """Convolve the count sketches of both sides; sum positions and directions in Fourier space."""
     rows, grads = (0, 1) if part.rows_first else (1, 0)
     k, sizes = tables.k, (part.positions, part.row_size, part.grads.shape[-1])
-    each = sample_bytes(SketchRoute.FACTORS, *sizes, 1, k, 1, out.element_size())
-    for chosen in _pieces(part.samples, each, scratch):
-        piece = part.take(chosen)
-        seen = piece.rows  # (samples, positions, blocks, n)
+    item_bytes = sample_bytes(SketchRoute.FACTORS, *sizes, 1, k, 1, out.element_size())
+    for samples in _pieces(part.samples, item_bytes, scratch):
+        piece = part.take(samples)
+        row_values = piece.rows  # (samples, positions, blocks, n)
         for repeat in range(tables.repeats):
             total: Tensor | None = None
-            for direction, arrived in enumerate(piece.grads):
+            for direction, grad_values in enumerate(piece.grads):
                 for block in range(tables.view.blocks):
-                    where = (repeat, direction, block)
-                    left = _transformed(seen[:, :, block], tables.bins[rows][where], tables.signs[rows][where], k)
-                    right = _transformed(arrived[:, :, block], tables.bins[grads][where], tables.signs[grads][where], k)
+                    index = (repeat, direction, block)
+                    left = _transformed(row_values[:, :, block], tables.bins[rows][index], tables.signs[rows][index], k)
+                    right = _transformed(
+                        grad_values[:, :, block], tables.bins[grads][index], tables.signs[grads][index], k
+                    )
                     term = left.mul_(right).sum(1)
                     total = term if total is None else total.add_(term)
             if total is not None:
-                out[repeat, chosen] += torch.fft.irfft(total, n=k)
+                out[repeat, samples] += torch.fft.irfft(total, n=k)
 
 
 def _transformed(values: Tensor, bins: Tensor, signs: Tensor, k: int) -> Tensor:
-    """The count sketch of every position in Fourier space: (samples, positions, k // 2 + 1)."""
+    """Return the count sketch of every position in Fourier space: (samples, positions, k
+
+    2 + 1)."""
     samples, positions, size = values.shape
     counted = values.new_zeros(samples * positions, k)
     counted.index_add_(1, bins, (values * signs).reshape(-1, size))
@@ -265,27 +267,27 @@ def _transformed(values: Tensor, bins: Tensor, signs: Tensor, k: int) -> Tensor:
 
 
 def _add_slices(out: Tensor, factors: Factors, tables: SketchTables, scratch: int) -> None:
-    """Form the gradient for some first indices at a time."""
+    """Form the gradient for a range of first indices at a time, and add its entries to bins."""
     item = out.element_size()
-    each = factors.directions * factors.blocks * factors.second * item
-    for chosen in _pieces(factors.samples, 4 * each, scratch):
-        piece = factors.take(chosen)
-        for first in _pieces(factors.first, 4 * piece.samples * each, scratch):
+    item_bytes = factors.directions * factors.blocks * factors.second * item
+    for samples in _pieces(factors.samples, 4 * item_bytes, scratch):
+        piece = factors.take(samples)
+        for first in _pieces(factors.first, 4 * piece.samples * item_bytes, scratch):
             formed = dense_slice(piece, first, slice(None), scratch // 4)
-            _bin(out[:, chosen], formed, tables, first)
+            _bin(out[:, samples], formed, tables, first)
 
 
 def _add_formed(out: Tensor, gradient: Tensor, tables: SketchTables, scratch: int) -> None:
-    """Gradients (samples, directions, size) that come formed, entries in the parameter's own order."""
+    """Add dense gradients (samples, directions, size), in the order of the parameter."""
     view, (samples, directions, _) = tables.view, gradient.shape
-    each = directions * view.blocks * view.second * out.element_size()
-    for chosen in _pieces(samples, 4 * view.first * each if view.order is not None else 4 * each, scratch):
-        own = gradient[chosen]
+    item_bytes = directions * view.blocks * view.second * out.element_size()
+    for indices in _pieces(samples, 4 * view.first * item_bytes if view.order is not None else 4 * item_bytes, scratch):
+        entries = gradient[indices]
         if view.order is not None:
-            own = torch.empty_like(own).index_copy_(2, view.order, own)
-        whole = own.reshape(len(own), directions, view.blocks, view.first, view.second)
-        for first in _pieces(view.first, 4 * len(own) * each, scratch):
-            _bin(out[:, chosen], whole[:, :, :, first], tables, first)
+            entries = torch.empty_like(entries).index_copy_(2, view.order, entries)
+        viewed = entries.reshape(len(entries), directions, view.blocks, view.first, view.second)
+        for first in _pieces(view.first, 4 * len(entries) * item_bytes, scratch):
+            _bin(out[:, indices], viewed[:, :, :, first], tables, first)
 
 
 def _bin(out: Tensor, formed: Tensor, tables: SketchTables, first: slice) -> None:

@@ -1,4 +1,4 @@
-"""Data to measure on: digits, MNIST, CIFAR-10, and synthetic tasks whose answer is known."""
+"""Data sets: digits, MNIST, CIFAR-10, and synthetic tasks with known solutions."""
 
 from featlearn.data.alignment_reversing import alignment_reversing
 from featlearn.data.chain_monomial import ChainMonomial, chain_monomial

@@ -1,4 +1,4 @@
-"""A data set made to break the neural feature ansatz early in training.
+"""A data set that violates the neural feature ansatz early in training.
 
 See Beaglehole et al. 2024, Sec. 4.2 and App. F.
 """
@@ -27,31 +27,31 @@ def alignment_reversing(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Regression:
-    """Two subsets, X1 with target 1 and X2 with target 0, such that X2^T X2 is about (X1^T X1)^-2.
+    """Draw two subsets, X1 with target 1 and X2 with target 0, such that X2^T X2 is about (X1^T X1)^-2.
 
     See Beaglehole et al. 2024, App. F.
 
     n1 = round(balance * samples) rows X1 are drawn from N(0, 1 1^T + spread I). X2 = V2 S1^-1 U1^T, with S1 and U1
     the singular values and vectors of X1^T X1 and V2 the left singular vectors of n2 further rows of the same
-    distribution. Then noise * N(0, 1) is added to all inputs and `offset` to all targets. Only the leading
-    r = min(n1, n2, d) directions are kept: X1^T X1 has rank n1 at most, so that S1^-1 does not exist as printed, and
-    V2 S1^-1 U1^T has no matching shapes otherwise.
+    distribution. Then noise * N(0, 1) is added to all inputs and `offset` to all targets. Only the leading r = min(n1,
+    n2, d) directions are used: X1^T X1 has rank at most n1, so S1^-1 does not exist as printed, and the shapes of V2
+    S1^-1 U1^T would not match.
 
     Args:
         samples: n, at least 2.
         dimension: d.
-        balance: gamma of the paper, in (0, 1]; each subset that this leaves without a row is empty, but n1 >= 1.
-        variant: ``"printed"``: the recipe of the paper, in the only reading that does not depend on rounding. It does
-            *not* reverse anything: the spike 1 1^T, of size n1 d, makes both matrices rank one, and the correlation of
-            the second derivatives is 1.000 for every balance (erratum of App. F).
-            ``"corrected"``: X1 is first divided by its largest singular value. This variant is ours, chosen among
-            eleven because it shows a clear dip of the correlation (about 0.6 at balance 0.05 for n = d = 1024, at 0.2
-            for 256); where and how deep the dip is says nothing about the figure of the paper.
+        balance: gamma of the paper, in (0, 1]. X2 may be empty; n1 is at least 1.
+        variant: ``"printed"`` follows the paper, in the only reading that does not depend on rounding. It does *not*
+            reverse the alignment: the spike 1 1^T, of size n1 d, makes both matrices rank one, and the correlation of
+            the second derivatives is 1.000 for every balance (erratum of App. F). ``"corrected"`` first divides X1 by
+            its largest singular value. It is not from the paper: of eleven variants, it shows a clear dip of the
+            correlation (about 0.6 at balance 0.05 for n = d = 1024, at 0.2 for 256). The position and depth of the dip
+            cannot be compared with the figure of the paper.
         spread: epsilon_1 of the paper.
         noise: epsilon_2 of the paper.
-        offset: added to the targets.
-        generator: of the samples; a new one with seed 0 by default.
-        dtype: of x and y. Double by default: X2 inverts small singular values.
+        offset: Constant added to the targets.
+        generator: Source of random numbers; seed 0 by default.
+        dtype: Dtype of x and y; float64 by default, because X2 inverts small singular values.
 
     Returns:
         `x` (n, d), X1 in its first n1 rows, and `y` (n,). There is no target function.
@@ -76,16 +76,16 @@ def alignment_reversing(
 
 
 def _spiked(rows: int, columns: int, spread: float, generator: torch.Generator) -> Tensor:
-    """Rows of N(0, 1 1^T + spread I)."""
+    """Draw rows of N(0, 1 1^T + spread I)."""
     common = standard_normal(rows, 1, generator=generator)
     drawn: Tensor = common + spread**0.5 * standard_normal(rows, columns, generator=generator)
     return drawn
 
 
 def _inverse_square_root(first: Tensor, second: Tensor) -> Tensor:
-    """X2 with X2^T X2 = (X1^T X1)^-2 on the leading directions: V2 S1^-1 U1^T."""
-    kept = min(*first.shape, len(second))
+    """Return X2 = V2 S1^-1 U1^T, with X2^T X2 = (X1^T X1)^-2 on the leading directions."""
+    rank = min(*first.shape, len(second))
     _, sizes, right = torch.linalg.svd(first, full_matrices=False)
     left = torch.linalg.svd(second, full_matrices=False).U
-    inverse: Tensor = left[:, :kept] @ (right[:kept] / sizes[:kept, None].square())
+    inverse: Tensor = left[:, :rank] @ (right[:rank] / sizes[:rank, None].square())
     return inverse

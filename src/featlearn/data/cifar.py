@@ -64,7 +64,7 @@ def cifar10(
     selection = Selection.from_options(options)
     stems = [f"data_batch_{batch}" for batch in _checked_batches(batches)] if split == "train" else ["test_batch"]
     if split == "test" and batches is not None:
-        raise InputValueError(f"batches={batches!r} of the test set, expected None: only training data have batches")
+        raise InputValueError(f"batches={batches!r} of the test set, expected None: only training data has batches")
     paths = {stem: path for stem in stems if (path := find_file(root, _FOLDERS, (f"{stem}.bin", stem)))}
     absent = [f"{stem}.bin" for stem in stems if stem not in paths]
     if absent:
@@ -116,11 +116,11 @@ def _label_list(value: Any, path: Path, key: str, count: int) -> NDArray[numpy.i
 
 
 def select_images(batches: list[Batch], classes: int, name: str, selection: Selection, channels: Channels) -> Labeled:
-    """Join batches and keep the selected samples. The first word of `name` names the data set."""
+    """Join batches and select samples. The first word of `name` is the name of the data set."""
     labels = numpy.concatenate([batch.labels for batch in batches])
     rows, new_labels, count = selection.rows(labels, classes, name)
     starts = numpy.cumsum([0, *(len(batch.labels) for batch in batches)])
-    # one batch at a time, so that memory holds the bytes once
+    # copy batch by batch to limit memory
     pixels = numpy.empty((len(rows), _PIXELS), dtype=numpy.uint8)
     for start, batch in zip(starts, batches, strict=False):
         inside = (rows >= start) & (rows < start + len(batch.labels))

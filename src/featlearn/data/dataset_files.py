@@ -49,7 +49,7 @@ def raise_missing(root: Root, folders: Sequence[str], names: Sequence[str], data
     top = checked_root(root)
     elsewhere = ", ".join(folder or "the root itself" for folder in folders[1:])
     raise InputValueError(
-        f"{dataset}: there is no {' or '.join(names)} in {str(top / folders[0])!r}"
+        f"{dataset}: {' or '.join(names)} not found in {str(top / folders[0])!r}"
         + (f" (nor in, under the root: {elsewhere})" if elsewhere else "")
         + f"; put it there, or pass another root by root=... or {ROOT}"
     )
@@ -58,5 +58,5 @@ def raise_missing(root: Root, folders: Sequence[str], names: Sequence[str], data
 def damage(path: Path, content: str, expected: str) -> InputValueError:
     """Return the error for a file whose content is not the expected one."""
     return InputValueError(
-        f"{str(path)!r} {content}, expected {expected}; it is damaged or another file: copy it again"
+        f"{str(path)!r} {content}, expected {expected}; the file is damaged or of another kind; copy it again"
     )

@@ -1,4 +1,4 @@
-"""Classes that are Gaussian clouds around random centers (Shan & Bordelon 2021b, Sec. 6.2)."""
+"""Gaussian classes around random centers (Shan & Bordelon 2021b, Sec. 6.2)."""
 
 from typing import Literal
 
@@ -25,7 +25,7 @@ def gaussian_mixture(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Labeled:
-    """Samples mu_c + noise around C centers mu_c on the unit sphere, as many of each class.
+    """Draw equally many samples mu_c + noise around each of C centers mu_c on the unit sphere.
 
     See Shan & Bordelon 2021b, App. E.5, Fig. 7.
 
@@ -35,17 +35,17 @@ def gaussian_mixture(
         classes: C.
         variance: sigma^2 of the noise, in the sense of `spread`.
         spread: ``"total"``: E|noise|^2 = sigma^2, that is N(0, sigma^2 / d) for each coordinate. ``"coordinate"``: N(0,
-            sigma^2) for each. The paper prints N(mu, sigma^2 I) with sigma^2 = 0.01: literally, noise sqrt(10) times as
-            long as the centers at d = 1000. Its theory of small noise needs the first reading, the default.
-        orthogonal: make the centers exactly perpendicular, as the theory assumes (needs C <= d); otherwise they are
-            uniform on the sphere and perpendicular up to 1 / sqrt(d).
-        centers: mu, (C, d), as they are given; drawn before the noise by default. ``centers=task.centers`` makes
-            further samples of the same task.
-        generator: a new one with seed 0 by default.
-        dtype: of x.
+            sigma^2) for each. The paper prints N(mu, sigma^2 I) with sigma^2 = 0.01: the noise would be sqrt(10) times
+            as long as the centers at d = 1000. The small-noise theory of the paper needs the default.
+        orthogonal: Make the centers exactly orthogonal, as the theory assumes (needs C <= d). Otherwise they are
+            uniform on the sphere, and orthogonal up to 1 / sqrt(d).
+        centers: mu, (C, d); drawn before the noise by default. ``centers=task.centers`` draws more samples of the same
+            task.
+        generator: Source of random numbers; seed 0 by default.
+        dtype: Dtype of x.
 
     Returns:
-        ``x`` (P, d), ``labels`` 0, 1 ... C - 1, 0, 1 ... in turn, ``centers`` (C, d) and ``one_hot()`` targets.
+        ``x`` (P, d), ``labels`` 0, 1, ..., C - 1, 0, 1, ..., ``centers`` (C, d) and ``one_hot()`` targets.
     """
     rows, columns, count = (
         checked_count(value, name)
@@ -55,7 +55,7 @@ def gaussian_mixture(
     if rows % count or spread not in ("total", "coordinate") or (orthogonal and count > columns):
         raise InputValueError(
             f"samples={rows}, classes={count}, dimension={columns}, spread={spread!r} and orthogonal={orthogonal}, "
-            "expected as many samples of each class, spread 'total' or 'coordinate', and classes <= dimension for "
+            "expected samples divisible by classes, spread 'total' or 'coordinate', and classes <= dimension for "
             "orthogonal centers"
         )
     generator = checked_generator(generator)
@@ -70,14 +70,12 @@ def _centers(
     centers: Tensor | None, count: int, dimension: int, orthogonal: bool, generator: torch.Generator
 ) -> Tensor:
     if centers is not None:
-        given = checked_finite(centers, "centers").to(generator.device)
-        if given.shape != (count, dimension):
-            raise InputValueError(
-                f"centers have shape {tuple(given.shape)}, expected (C, d) = ({count}, {dimension}), one for each class"
-            )
-        return given
+        means = checked_finite(centers, "centers").to(generator.device)
+        if means.shape != (count, dimension):
+            raise InputValueError(f"centers have shape {tuple(means.shape)}, expected (C, d) = ({count}, {dimension})")
+        return means
     drawn = standard_normal(count, dimension, generator=generator)
     if orthogonal:
         drawn = torch.linalg.qr(drawn.mT).Q.mT.contiguous()
-    found: Tensor = drawn / drawn.norm(dim=1, keepdim=True)
-    return found
+    unit: Tensor = drawn / drawn.norm(dim=1, keepdim=True)
+    return unit

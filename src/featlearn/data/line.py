@@ -21,17 +21,17 @@ def line(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Regression:
-    """Positions a from N(0, 1), inputs a n and targets y = 2 a + N(0, 1) / 10 (Xu & Ziyin 2024, App. B.1, Fig. 1).
+    """Draw positions a from N(0, 1), inputs a n and targets y = 2 a + N(0, 1) / 10 (Xu & Ziyin 2024, App. B.1, Fig. 1).
 
-    `fl.theory.latent.reduce_line(task.x, task.y)` is the one sample that trains like all of them (Prop. 1).
+    `fl.theory.latent.reduce_line(task.x, task.y)` returns the single sample that trains like the whole set (Prop. 1).
 
     Args:
         samples: P.
-        slope: of the target over the position.
-        noise: standard deviation of what is added to the targets.
-        direction: n, (d,), not of length zero; (1,), numbers, by default.
-        generator: of the positions and then of the noise; a new one with seed 0 by default.
-        dtype: of x and y.
+        slope: Slope of the target in the position.
+        noise: Standard deviation of the noise on the targets.
+        direction: n, (d,), nonzero; by default one-dimensional inputs.
+        generator: Source of random numbers; seed 0 by default.
+        dtype: Dtype of x and y.
 
     Returns:
         `x` (P, d), `y` (P,), and the exact `target` (slope n . x / |n|^2), `egop` and `covariance` (n n^T).
@@ -41,7 +41,7 @@ def line(
     generator = checked_generator(generator)
     along = torch.ones(1, dtype=torch.float64) if direction is None else checked_finite(direction, "direction")
     if along.dim() != 1 or not float(along.norm() if along.numel() else 0) > 0:
-        raise InputValueError(f"direction has shape {tuple(along.shape)}, expected (d,), and not zero")
+        raise InputValueError(f"direction has shape {tuple(along.shape)}, expected a nonzero vector (d,)")
     along = along.to(generator.device)
     positions = standard_normal(rows, generator=generator)
     y = rise * positions + size * standard_normal(rows, generator=generator)

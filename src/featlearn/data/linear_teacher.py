@@ -25,7 +25,7 @@ __all__ = ["LinearTeacher", "linear_teacher"]
 
 @dataclass(frozen=True, eq=False)
 class LinearTeacher:
-    """x -> beta . x, or one for each row of beta.
+    """x -> beta . x, for every row of beta.
 
     Attributes:
         weights: beta, shape (d,) or (C, d), float64.
@@ -34,7 +34,7 @@ class LinearTeacher:
     weights: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """From (..., d) to (...) or (..., C), differentiable."""
+        """Map (..., d) to (...) or (..., C), differentiably."""
         return x @ self.weights.to(x).mT if self.weights.dim() == 2 else x @ self.weights.to(x)
 
 
@@ -50,33 +50,33 @@ def linear_teacher(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Regression:
-    """Inputs from a simple distribution and y = beta . x, beta a random direction of length one.
+    """Draw inputs and y = beta . x, with beta a random unit vector.
 
     The task of Shan & Bordelon 2021a, Fig. 3 and 4B; 2021b, Fig. 4; Atanasov et al. 2022, Fig. 3, C.2 and E.1.
 
     Args:
         samples: P.
         dimension: d.
-        outputs: C > 1 for targets (P, C), each with a direction of its own; None for one target, (P,).
+        outputs: C > 1 for targets (P, C), each with a separate direction; None for a single target, (P,).
         inputs: ``"gaussian"``, N(0, diag(spectrum)); or ``"sphere"``, uniform on the unit sphere (Shan & Bordelon
-            2021b, Fig. 4D). For inputs whose own second moment is the identity, as in Atanasov et al. 2022:
+            2021b, Fig. 4D). For inputs with an identity sample second moment, as in Atanasov et al. 2022, use
             ``fl.steer.whiten(task.x)``.
-        weights: beta, (d,) or (C, d), as it is given; drawn after the inputs by default, each row N(0, I) divided by
-            its length. ``weights=task.target.weights`` makes further samples of the same task.
-        spectrum: variances of the coordinates, (d,), ones by default.
-        noise: standard deviation of what is added to each target, N(0, noise^2), drawn last.
-        generator: a new one with seed 0 by default.
-        dtype: of x and y.
+        weights: beta, (d,) or (C, d), not normalized; by default N(0, I) rows divided by their length, drawn after the
+            inputs. ``weights=task.target.weights`` draws more samples of the same task.
+        spectrum: Variances of the coordinates, (d,), ones by default.
+        noise: Standard deviation of Gaussian noise on the targets, drawn last.
+        generator: Source of random numbers; seed 0 by default.
+        dtype: Dtype of x and y.
 
     Returns:
         `x` (P, d), `y` (P,) or (P, C), and the exact `target`, `egop` = beta beta^T (its sum over targets) and
-        `covariance`: diag(spectrum), or I / d on the sphere.
+            `covariance`: diag(spectrum), or I / d on the sphere.
     """
     rows, columns = checked_count(samples, "samples"), checked_count(dimension, "dimension")
     if inputs not in ("gaussian", "sphere") or (inputs == "sphere" and spectrum is not None):
         raise InputValueError(f"inputs={inputs!r}, expected 'gaussian', or 'sphere' and no spectrum")
     if outputs is not None and checked_count(outputs, "outputs") == 1:
-        raise InputValueError("outputs=1, expected None for one target, (P,), or more than one for (P, C)")
+        raise InputValueError("outputs=1, expected None for a single target, (P,), or more than 1 for (P, C)")
     deviation = checked_nonnegative(noise, "noise")
     generator = checked_generator(generator)
     variances = checked_spectrum(spectrum, columns).to(generator.device)
@@ -96,9 +96,12 @@ def _directions(weights: Tensor | None, outputs: int | None, dimension: int, gen
         drawn = standard_normal(*shape, generator=generator)
         unit: Tensor = drawn / drawn.norm(dim=-1, keepdim=True)
         return unit
-    given = checked_finite(weights, "weights").to(generator.device)
-    one, several = given.shape == (dimension,), given.dim() == 2 and given.shape[1] == dimension and len(given) > 1
-    if not (one or several) or (outputs is not None and given.shape != (outputs, dimension)):
-        wanted = f"(d,) = ({dimension},) or (C, d) with C > 1" if outputs is None else f"({outputs}, {dimension})"
-        raise InputValueError(f"weights have shape {tuple(given.shape)}, expected {wanted}")
-    return given
+    teacher = checked_finite(weights, "weights").to(generator.device)
+    single, multiple = (
+        teacher.shape == (dimension,),
+        teacher.dim() == 2 and teacher.shape[1] == dimension and len(teacher) > 1,
+    )
+    if not (single or multiple) or (outputs is not None and teacher.shape != (outputs, dimension)):
+        expected = f"(d,) = ({dimension},) or (C, d) with C > 1" if outputs is None else f"({outputs}, {dimension})"
+        raise InputValueError(f"weights have shape {tuple(teacher.shape)}, expected {expected}")
+    return teacher

@@ -1,4 +1,4 @@
-"""Gaussian inputs whose variances fall as a power law."""
+"""Gaussian inputs with power-law variances."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ class GaussianInputs:
 
     Attributes:
         x: inputs, shape (P, d).
-        spectrum: variances of the coordinates, shape (d,), float64, descending.
+        spectrum: Variances of the coordinates, shape (d,), float64, descending.
     """
 
     x: Tensor
@@ -25,7 +25,7 @@ class GaussianInputs:
 
     @property
     def covariance(self) -> Tensor:
-        """Of the distribution, not of the sample: diag(spectrum), (d, d), float64."""
+        """Covariance of the distribution, diag(spectrum): (d, d), float64."""
         return torch.diag(self.spectrum)
 
 
@@ -37,22 +37,22 @@ def power_law_gaussian(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> GaussianInputs:
-    """Inputs N(0, diag(lambda)) with lambda_k = 1 / (1 + k^exponent), k = 1 ... d.
+    """Draw inputs N(0, diag(lambda)) with lambda_k = 1 / (1 + k^exponent), k = 1 ... d.
 
     See Beaglehole et al. 2024, Fig. 7 to 10.
 
-    k starts at 1, so that the spectrum tends to half a projector onto the first coordinate for large exponents; with
-    k from 0 it would not. Exponent 0 is isotropic with variance 1/2.
+    With k from 1, the spectrum tends to 1/2 on the first coordinate and 0 elsewhere for large exponents. Exponent 0 is
+    isotropic with variance 1/2.
 
     Targets: ``chain_monomial(samples, dimension, spectrum=power_law_spectrum(dimension, exponent))`` draws the same
-    inputs, from a generator in the same state, with the targets of the chain monomial.
+        inputs from a generator in the same state.
 
     Args:
         samples: P.
         dimension: d.
         exponent: alpha >= 0.
-        generator: of the samples; a new one with seed 0 by default.
-        dtype: of x.
+        generator: Source of random numbers; seed 0 by default.
+        dtype: Dtype of x.
 
     Returns:
         `x` (P, d), `spectrum` (d,) and `covariance` (d, d), the latter two exact.
@@ -65,7 +65,7 @@ def power_law_gaussian(
 
 
 def power_law_spectrum(dimension: int, exponent: float) -> Tensor:
-    """lambda_k = 1 / (1 + k^exponent) for k = 1 ... dimension, float64."""
+    """Return lambda_k = 1 / (1 + k^exponent) for k = 1 ... dimension, in float64."""
     count = checked_count(dimension, "dimension")
     if not 0 <= exponent < float("inf"):
         raise InputValueError(f"exponent is {exponent!r}, expected a number >= 0: lambda_k = 1 / (1 + k^exponent)")

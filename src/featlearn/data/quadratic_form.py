@@ -20,14 +20,14 @@ class QuadraticForm:
 
     Attributes:
         matrix: Q, shape (r, d), float64.
-        deviation: what the form is divided by.
+        deviation: Divisor of the form.
     """
 
     matrix: Tensor
     deviation: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """From (..., d) to (...), differentiable."""
+        """Map (..., d) to (...), differentiably."""
         return (x @ self.matrix.to(x).mT).square().sum(-1) / self.deviation
 
 
@@ -40,22 +40,21 @@ def quadratic_form(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Regression:
-    """Gaussian inputs and y = sum_i (Q x)_i^2 with Q of independent N(0, 1) entries, in units of its deviation.
+    """Draw Gaussian inputs and y = sum_i (Q x)_i^2, with Q of independent N(0, 1) entries, scaled to unit variance.
 
-    Beaglehole et al. 2024, App. I, for Fig. 7. With M = Q^T Q and L the covariance of the inputs, y is divided by
-    sqrt(2 Tr(M L M L)), its standard deviation over the distribution of the inputs, not that of the sample, and is not
-    centered: its mean is Tr(M L) divided by that deviation, sqrt(d) / 2 for isotropic inputs and large d. The EGOP is
-    4 M L M / Var y.
+    See Beaglehole et al. 2024, App. I, for Fig. 7. Let M = Q^T Q and L the input covariance. y is divided by sqrt(2
+    Tr(M L M L)), its standard deviation over the input distribution, not the sample. It is not centered: its mean is
+    Tr(M L) divided by that deviation, sqrt(d) / 2 for isotropic inputs and large d. The EGOP is 4 M L M / Var y.
 
     Args:
         samples: P.
         dimension: d.
-        matrix: Q, (r, d); drawn (d, d) after the inputs by default. ``matrix=task.target.matrix`` makes further
-            samples of the same task.
-        spectrum: variances of the coordinates, (d,), for inputs N(0, diag(spectrum)); ones by default.
-        generator: of the inputs and of Q; a new one with seed 0 by default. The inputs are those of `chain_monomial`
-            and `power_law_gaussian` from a generator in the same state.
-        dtype: of x and y.
+        matrix: Q, (r, d); drawn (d, d) after the inputs by default. ``matrix=task.target.matrix`` draws more samples of
+            the same task.
+        spectrum: Variances of the coordinates, (d,), for inputs N(0, diag(spectrum)); ones by default.
+        generator: Source of random numbers; seed 0 by default. The inputs equal those of `chain_monomial` and
+            `power_law_gaussian` from a generator in the same state.
+        dtype: Dtype of x and y.
 
     Returns:
         `x` (P, d), `y` (P,), and the exact `target`, `egop` and `covariance`.
@@ -73,6 +72,6 @@ def quadratic_form(
     # Var of x^T M x for x ~ N(0, Lambda) is 2 Tr(M Lambda M Lambda)
     variance = float((gradient_outer.diagonal() * variances).sum()) / 2
     if variance == 0:
-        raise InputValueError("the target is constant: matrix times spectrum vanishes; expected one that does not")
+        raise InputValueError("the target is constant: matrix times spectrum is zero, expected a nonzero product")
     target = QuadraticForm(q, math.sqrt(variance))
     return Regression(x.to(dtype), target(x).to(dtype), target, gradient_outer / variance, torch.diag(variances))

@@ -19,7 +19,7 @@ def random_labels(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Regression:
-    """Inputs of length about one and independent targets, -1 or +1 with probability 1/2.
+    """Draw inputs of length about 1 and independent targets, -1 or +1 with probability 1/2.
 
     See Shan & Bordelon 2021b, App. E.4, Fig. 6.
 
@@ -28,9 +28,9 @@ def random_labels(
         dimension: d; 1000 in the paper.
         inputs: ``"gaussian"``, N(0, I / d). The paper prints N(0, 1 / sqrt(d) I), read here as the standard deviation:
             as a variance it would make |x|^2 = sqrt(d). Or ``"orthonormal"``, x . x' = 0 and |x| = 1 exactly, as the
-            theory `fl.theory.relu` assumes (needs P <= d): a random such set, uniform over rotations.
-        generator: of the inputs and then of the targets; a new one with seed 0 by default.
-        dtype: of x and y.
+            theory `fl.theory.relu` assumes (needs P <= d), uniform over rotations.
+        generator: Source of random numbers; seed 0 by default.
+        dtype: Dtype of x and y.
 
     Returns:
         `x` (P, d), `y` (P,), and `covariance` I / d, of one sample, for both kinds. There is no target function.

@@ -1,4 +1,4 @@
-"""Samples with real targets, and what is known about the task."""
+"""Samples with real targets, and known properties of the task."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class Regression:
     Attributes:
         x: inputs, shape (P, d).
         y: targets, shape (P,), or (P, C) for C > 1 targets.
-        target: the function behind the targets, from inputs (P, d) to the shape of y, without noise, differentiable;
-            None where there is none.
+        target: Target function without noise, differentiable, from inputs (P, d) to the shape of y; None if there is
+            none.
         egop: expected gradient outer product E[grad target grad target^T] over the distribution of the inputs, exact,
-            summed over targets, shape (d, d), float64; None where it is not known.
-        covariance: of the distribution of the inputs, exact, shape (d, d), float64; None where it is not known.
+            summed over targets, shape (d, d), float64; None if unknown.
+        covariance: Exact covariance of the input distribution, shape (d, d), float64; None if unknown.
     """
 
     x: Tensor
@@ -31,8 +31,8 @@ class Regression:
     covariance: Tensor | None = None
 
     def __post_init__(self) -> None:
-        several = self.y.dim() == 2 and self.y.shape[1] > 1
-        if self.y.shape[:1] != self.x.shape[:1] or not (self.y.dim() == 1 or several):
+        multiple = self.y.dim() == 2 and self.y.shape[1] > 1
+        if self.y.shape[:1] != self.x.shape[:1] or not (self.y.dim() == 1 or multiple):
             raise InputValueError(
                 f"y has shape {tuple(self.y.shape)}, expected (P,) = ({len(self.x)},), or (P, C) with C > 1; pass one "
                 "number per sample and target"

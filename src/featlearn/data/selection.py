@@ -63,7 +63,7 @@ class Selection:
         for name in options:
             if name not in names:
                 hint = did_you_mean(name, names)
-                raise InputTypeError(f"{name!r} is no option, expected some of {', '.join(names)}{hint}")
+                raise InputTypeError(f"unknown option {name!r}, expected some of {', '.join(names)}{hint}")
         return cls(**options)
 
     def rows(self, labels: NDArray[Any], classes: int, name: str) -> tuple[NDArray[numpy.int64], Tensor, int]:

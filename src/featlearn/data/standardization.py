@@ -41,6 +41,6 @@ def standardize(x: Tensor, *others: Tensor, by: Literal["pixel", "channel"] = "p
     axes = (0,) if by == "pixel" else (0, 2, 3)
     mean = x.double().mean(axes, keepdim=True)
     deviation = x.double().std(axes, correction=0, keepdim=True)
-    # rounding gives a constant a deviation near 1e-16 of its size
+    # rounding gives constants a relative deviation near 1e-16
     deviation = torch.where(deviation <= 1e-12 * mean.abs(), 1.0, deviation)
     return tuple(((inputs - mean) / deviation).to(inputs.dtype) for inputs in (x, *others))

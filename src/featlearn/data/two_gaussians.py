@@ -1,4 +1,4 @@
-"""Two classes of numbers on a line (Xu & Ziyin 2024, Fig. 7)."""
+"""Two Gaussian classes in one dimension (Xu & Ziyin 2024, Fig. 7)."""
 
 import torch
 
@@ -17,26 +17,26 @@ def two_gaussians(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Labeled:
-    """Numbers from N(0, 1), class 0, and N(4, 1), class 1, as many of each (Xu & Ziyin 2024, App. B.1, Fig. 7).
+    """Draw class 0 from N(0, 1) and class 1 from N(4, 1), equally often (Xu & Ziyin 2024, App. B.1, Fig. 7).
 
-    The best boundary is x = 2, and 2.3 % of the samples lie beyond it: without a bias, as in the paper, a network of
-    homogeneous activation can only tell positive from negative numbers.
+    The best boundary is x = 2, and misclassifies 2.3% of the samples. Without biases, as in the paper, a network with a
+    homogeneous activation can only separate positive from negative numbers.
 
     Args:
-        samples: P, even. The paper does not say how many; 100, as in its Fig. 1.
-        means: of the two classes.
-        deviation: of both.
-        generator: a new one with seed 0 by default.
-        dtype: of x.
+        samples: P, even. The paper does not state it; the default is that of its Fig. 1.
+        means: Means of the two classes.
+        deviation: Standard deviation of both classes.
+        generator: Source of random numbers; seed 0 by default.
+        dtype: Dtype of x.
 
     Returns:
         ``x`` (P, 1), ``labels`` 0, 1, 0, 1 ... (``signs()`` for -1 and +1), ``centers`` (2, 1).
     """
     rows, size = checked_count(samples, "samples"), checked_nonnegative(deviation, "deviation")
     if rows % 2:
-        raise InputValueError(f"samples={rows}, expected an even number, as many of each class")
+        raise InputValueError(f"samples={rows}, expected an even number")
     if len(means) != 2 or not all(abs(mean) < float("inf") for mean in means):
-        raise InputValueError(f"means={means!r}, expected two finite numbers, one for each class")
+        raise InputValueError(f"means={means!r}, expected two finite numbers, one per class")
     generator = checked_generator(generator)
     centers = torch.tensor(means, dtype=torch.float64, device=generator.device)[:, None]
     labels = torch.arange(rows, device=generator.device) % 2

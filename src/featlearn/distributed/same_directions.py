@@ -25,7 +25,7 @@ def same_directions(ranks: RankGroup, found: Mapping[str, Gradients]) -> dict[st
             if not isinstance(gradients, Factors):
                 continue
             one = proportional.apply(name, gradients)
-            if (direction := proportional.found.get(name)) is not None:
+            if (direction := proportional.shares.get(name)) is not None:
                 sign, part = _signs(direction), one.parts[0]
                 single[name] = replace(one, parts=(replace(part, grads=part.grads * sign),))
                 shares[name] = (direction * sign).cpu()

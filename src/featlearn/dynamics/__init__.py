@@ -1,7 +1,7 @@
-"""What a kernel predicts: training with a frozen, a rescaled or an evolving kernel, and kernel regression.
+"""Training with a frozen, rescaled, or evolving kernel, and kernel regression.
 
-Convention: df/dt = -rate * K (f - y), reported loss |f - y|^2; `rate` turns a trainer's learning rate and loss into
-that rate. A rescaled kernel (aKGD of Shan & Bordelon 2021a) is a rescaled rate.
+Convention: df/dt = -rate * K (f - y), reported loss |f - y|^2; `rate` computes the rate from a trainer's learning rate
+    and loss. A rescaled kernel (aKGD of Shan & Bordelon 2021a) is a rescaled rate.
 """
 
 from featlearn.dynamics.descent import Trajectory, kernel_descent

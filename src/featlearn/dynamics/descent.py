@@ -26,7 +26,7 @@ class Trajectory:
     loss: Tensor
     """(T,): |f - y|^2, the summed cross-entropy, or the value of the user's own loss."""
     test_outputs: Tensor | None
-    """(T, P2) or (T, P2, C), where a test kernel was given."""
+    """(T, P2) or (T, P2, C); None without a test kernel."""
 
 
 @name_keywords()
@@ -47,83 +47,81 @@ def kernel_descent(
     See Shan & Bordelon 2021a, Eq. 3; the print leaves out f0.
 
     Directions in the null space of K are not learned. The null space depends on the precision of K: eigenvalues below
-    1.2e-7 of the largest are rounding in a float32 kernel, below 1e-12 in a float64 one. Pass a kernel as it was
-    measured; converted to double, the rounding of a float32 kernel would count as real.
+    1.2e-7 of the largest are rounding in a float32 kernel, below 1e-12 in a float64 one. Pass the kernel in the dtype
+    it was measured in: converted to float64, the rounding errors of a float32 kernel would count as signal.
 
     Args:
-        K: one kernel for all outputs (P, P), one for each (C, P, P), or all pairs (P, P, C, C).
-        y: targets (P,) or (P, C); for `"cross-entropy"` one-hot rows or probabilities (P, C), for `"bce"` a
-            probability for each output.
-        times: times of the flow; numbers of steps for `discrete=True`. Infinity, on squared error, is where training
-            ends: `kernel_regression` for the test points.
-        rate: see `fl.dynamics.rate`. The rescaled kernel of Shan & Bordelon 2021a (aKGD) is
-            `rate * K1.norm() / K0.norm()`, with the final or with the largest kernel norm.
-        f0: outputs at time 0, zero by default.
-        discrete: f <- f - rate K (f - y). Refused where rate * (largest eigenvalue) >= 2, which diverges.
-        loss: A name of `fl.losses`, a module, or a function of (outputs, y). All squared errors have the equation
-            above, and `fl.dynamics.rate` tells them apart. `"cross-entropy"` has softmax(f) for f and `"bce"` has
-            sigmoid(f), both solved numerically. A function L that is a sum over samples has df/dt = -rate K dL/df,
-            where `rate` is the learning rate itself.
-        K_test: kernel of test points with training points, (P2, P), (C, P2, P) or (P2, P, C, C). In
-            directions where K_test is not zero but K is, test points move at a constant speed while rate * time is
-            below the inverse of the smallest eigenvalue that the precision of K resolves; later these directions are
-            unknown and count as not learned.
-        f0_test: outputs of the test points at time 0.
+        K: Kernel shared by all outputs (P, P), per output (C, P, P), or for all pairs of outputs (P, P, C, C).
+        y: Targets (P,) or (P, C): one-hot rows or probabilities (P, C) for `"cross-entropy"`, a probability per output
+            for `"bce"`.
+        times: Times of the flow, or numbers of steps for `discrete=True`. With squared errors, infinity is the end of
+            training, that is, `kernel_regression` on the test points.
+        rate: Rate of the flow; see `fl.dynamics.rate`. The rescaled kernel of Shan & Bordelon 2021a (aKGD) is
+            `rate * K1.norm() / K0.norm()`, with the final or the largest kernel norm.
+        f0: Outputs at time 0; zero by default.
+        discrete: Iterate f <- f - rate K (f - y). Raises if rate * (largest eigenvalue) >= 2, which diverges.
+        loss: Name in `fl.losses`, a module, or a function of (outputs, y). All squared errors follow the equation
+            above; they differ in `rate`. `"cross-entropy"` replaces f by softmax(f) and `"bce"` by sigmoid(f), both
+            solved numerically. A function L that is a sum over samples follows df/dt = -rate K dL/df, where `rate` is
+            the learning rate.
+        K_test: Kernel of test points with training points, (P2, P), (C, P2, P) or (P2, P, C, C). In directions where K
+            is zero but K_test is not, test outputs move at a constant speed. Once rate * time exceeds the inverse of
+            the smallest eigenvalue that the precision of K resolves, these directions count as not learned.
+        f0_test: Outputs of the test points at time 0.
     """
     kind = form(loss)
-    given = problem(K, y, f0, K_test, f0_test)
-    moments, speed = _checked_times(times, discrete).to(given.kernel.device), checked_rate(rate)
+    kernel_problem = problem(K, y, f0, K_test, f0_test)
+    moments, speed = _checked_times(times, discrete).to(kernel_problem.kernel.device), checked_rate(rate)
     if kind == "mse":
-        return _squared_error(given, moments, speed, discrete)
-    if kind == "cross-entropy" and given.single:
+        return _squared_error(kernel_problem, moments, speed, discrete)
+    if kind == "cross-entropy" and kernel_problem.single:
         raise InputValueError("y has shape (P,), expected one-hot rows or probabilities (P, C) for cross-entropy")
     if kind is not None:
-        check_targets(kind, given.back(given.start), y)
-    slope = _own_slope(function(loss), given.single) if kind is None else _LOGISTIC[kind]
-    return _nonlinear(given, moments, speed, discrete, slope)
+        check_targets(kind, kernel_problem.back(kernel_problem.start), y)
+    slope = _autograd_slope(function(loss), kernel_problem.single) if kind is None else _LOGISTIC[kind]
+    return _nonlinear(kernel_problem, moments, speed, discrete, slope)
 
 
-def _squared_error(given: BatchedProblem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
-    values, vectors, cutoff = eigenbasis(given)
+def _squared_error(problem: BatchedProblem, times: Tensor, rate: float, discrete: bool) -> Trajectory:
+    values, vectors, cutoff = eigenbasis(problem)
     if discrete:
         _refuse_unstable(rate, float(values.max()))
-    distance = vectors.mT @ (given.targets - given.start)  # what is left to learn, in the eigenbasis
+    distance = vectors.mT @ (problem.targets - problem.start)  # remaining error, in the eigenbasis
     share = _share(values, rate, times, discrete)  # (B, N, T)
-    outputs = given.start + _combined(vectors, share, distance)
+    outputs = problem.start + _combined(vectors, share, distance)
     if not bool(torch.isfinite(outputs).all()):
         raise InputValueError(
             f"the outputs overflow: K has the eigenvalue {float(values.min()):.3g}, expected a positive kernel; a "
             "difference of kernels has none to descend with, except for a short time"
         )
     test = None
-    if given.test_kernel is not None and given.test_start is not None:
+    if problem.test_kernel is not None and problem.test_start is not None:
         seen = values != 0
-        rows = given.test_kernel @ vectors
-        # what a test point sees of the directions that K does not is rounding, too, if it is as small
+        rows = problem.test_kernel @ vectors
+        # entries of K_test along the null space of K that are this small are rounding, too
         rows = torch.where(seen[:, None] | (rows.abs() > cutoff[..., None]), rows, 0.0)
-        # Train outputs move by `share`, the coefficients of the kernel functions by share / eigenvalue, whose limit
-        # for a vanishing eigenvalue is rate * t.
+        # Train outputs move by `share`, coefficients by share / eigenvalue. The limit for eigenvalue 0 is rate * t.
         unseen = torch.where(rate * times * cutoff < 1, rate * times, 0.0)[:, None]
         coefficients = torch.where(seen[..., None], share / torch.where(seen, values, 1.0)[..., None], unseen)
-        test = given.back(given.test_start + _combined(rows, coefficients, distance))
-    square = (outputs - given.targets).square().sum((1, 2, 3))
-    return Trajectory(times, given.back(outputs), square, test)
+        test = problem.back(problem.test_start + _combined(rows, coefficients, distance))
+    square = (outputs - problem.targets).square().sum((1, 2, 3))
+    return Trajectory(times, problem.back(outputs), square, test)
 
 
 def _combined(rows: Tensor, weights: Tensor, columns: Tensor) -> Tensor:
-    """rows (B, M, N), weights (B, N, T), columns (B, N, R) -> (T, B, M, R), all times in one product."""
+    """Map rows (B, M, N), weights (B, N, T), columns (B, N, R) to (T, B, M, R), with all times in one product."""
     weighted = weights[..., None] * columns[:, :, None]
     products: Tensor = rows @ weighted.flatten(2)
     return products.reshape(*products.shape[:2], *weighted.shape[2:]).permute(2, 0, 1, 3)
 
 
 def _share(values: Tensor, rate: float, times: Tensor, discrete: bool) -> Tensor:
-    """1 - exp(-rate lambda t), or 1 - (1 - rate lambda)^t: (B, N, T). 0 for eigenvalues 0, for infinite times too."""
+    """Return 1 - exp(-rate lambda t), or 1 - (1 - rate lambda)^t: (B, N, T); 0 for eigenvalue 0 at all times."""
     speeds = (rate * values)[..., None]
     if discrete:
         step = 1 - speeds
         sign = torch.where((step < 0) & (times % 2 == 1), -1.0, 1.0)
-        # Through the logarithm, small rate * lambda keep their digits.
+        # The logarithm avoids cancellation for small rate * lambda.
         share = torch.where(step > 0.5, -torch.expm1(times * torch.log1p(-speeds)), 1 - sign * step.abs().pow(times))
     else:
         share = -torch.expm1(-speeds * times)
@@ -148,12 +146,12 @@ def _checked_times(times: Any, discrete: bool) -> Tensor:
 
 
 class _Slope(NamedTuple):
-    """A loss by its derivatives with respect to the outputs f (..., P, C), for targets y (P, C)."""
+    """Value and derivatives of a loss with respect to outputs f (..., P, C), for targets y (P, C)."""
 
     slope: Callable[[Tensor, Tensor], Tensor]
     """(f, y) -> (..., P, C), the first derivative"""
     curvature: Callable[[Tensor, Tensor], Tensor]
-    """(f, y) -> (P, C, C), the second derivative of each sample"""
+    """(f, y) -> (P, C, C), the second derivative per sample"""
     values: Callable[[Tensor, Tensor], Tensor]
     """(f, y) -> (...), the loss"""
 
@@ -182,7 +180,7 @@ _LOGISTIC = {
 }
 
 
-def _own_slope(loss: LossFunction, single: bool) -> _Slope:
+def _autograd_slope(loss: LossFunction, single: bool) -> _Slope:
     """Return the derivatives of a user's loss, by autograd."""
 
     def value(f: Tensor, y: Tensor) -> Tensor:
@@ -197,54 +195,54 @@ def _own_slope(loss: LossFunction, single: bool) -> _Slope:
         leaf = f.detach().requires_grad_(True)
         with torch.enable_grad():
             (first,) = torch.autograd.grad(value(leaf, y), leaf, create_graph=True)
-            columns = first.sum(0)  # a sample's slope depends on its own outputs alone
+            columns = first.sum(0)  # the slope of a sample depends on its outputs only
             rows = [torch.autograd.grad(column, leaf, retain_graph=True)[0] for column in columns]
         return torch.stack(rows, 1)
 
     return _Slope(slope, curvature, lambda f, y: torch.stack([value(row, y) for row in f]))
 
 
-def _nonlinear(given: BatchedProblem, times: Tensor, rate: float, discrete: bool, loss: _Slope) -> Trajectory:
-    """Train and test outputs move together: d/dt (f, f_test) = -rate (K, K_test) dL/df."""
+def _nonlinear(problem: BatchedProblem, times: Tensor, rate: float, discrete: bool, loss: _Slope) -> Trajectory:
+    """Integrate d/dt (f, f_test) = -rate (K, K_test) dL/df."""
     if not bool(torch.isfinite(times).all()):
         raise InputValueError("times are infinite, expected finite ones: only squared errors have a closed form")
-    rows = torch.cat([k for k in (given.kernel, given.test_kernel) if k is not None], 1)
-    start = torch.cat([f for f in (given.start, given.test_start) if f is not None], 1)
-    size = given.kernel.shape[1]
+    rows = torch.cat([k for k in (problem.kernel, problem.test_kernel) if k is not None], 1)
+    start = torch.cat([f for f in (problem.start, problem.test_start) if f is not None], 1)
+    size = problem.kernel.shape[1]
 
     def outputs(state: Tensor) -> Tensor:
-        values = given.back(state[..., :size, :])
-        return values[..., None] if given.single else values
+        values = problem.back(state[..., :size, :])
+        return values[..., None] if problem.single else values
 
-    wanted = outputs(given.targets)
+    targets = outputs(problem.targets)
 
     def velocity(_: float, state: Tensor) -> Tensor:
-        return -rate * (rows @ given.forth(loss.slope(outputs(state), wanted)))
+        return -rate * (rows @ problem.forth(loss.slope(outputs(state), targets)))
 
     def jacobian(_: float, state: Tensor) -> Tensor:
-        return -rate * _by_logits(given, rows, state, loss.curvature(outputs(state), wanted))
+        return -rate * _by_logits(problem, rows, state, loss.curvature(outputs(state), targets))
 
     if discrete:
         path = _steps(velocity, start, times)
     else:
-        largest = float(loss.curvature(outputs(start), wanted).abs().amax()) if loss not in _LOGISTIC.values() else 0.5
-        stiffness = rate * float(times[-1]) * float(largest_rate(given.kernel).max()) * largest
-        way = method(stiffness, start.numel(), 2.0 * rows.numel() * start.shape[-1])
-        moments, places = torch.cat([times.new_zeros(1), times]).unique(return_inverse=True)
-        path = integrated(velocity, jacobian, start, moments, way)[places[1:]]
-    test = None if given.test_kernel is None else given.back(path[:, :, size:])
-    return Trajectory(times, given.back(path[:, :, :size]), loss.values(outputs(path), wanted), test)
+        largest = float(loss.curvature(outputs(start), targets).abs().amax()) if loss not in _LOGISTIC.values() else 0.5
+        stiffness = rate * float(times[-1]) * float(largest_rate(problem.kernel).max()) * largest
+        solver = method(stiffness, start.numel(), 2.0 * rows.numel() * start.shape[-1])
+        moments, indices = torch.cat([times.new_zeros(1), times]).unique(return_inverse=True)
+        path = integrated(velocity, jacobian, start, moments, solver)[indices[1:]]
+    test = None if problem.test_kernel is None else problem.back(path[:, :, size:])
+    return Trajectory(times, problem.back(path[:, :, :size]), loss.values(outputs(path), targets), test)
 
 
-def _by_logits(given: BatchedProblem, rows: Tensor, state: Tensor, slopes: Tensor) -> Tensor:
-    """Return the derivative of rows @ dL/df by the flat state, (n, n); nothing depends on the test points.
+def _by_logits(problem: BatchedProblem, rows: Tensor, state: Tensor, slopes: Tensor) -> Tensor:
+    """Return the derivative of rows @ dL/df by the flat state, (n, n); columns of test points are zero.
 
-    `slopes` (P, C, C) are the second derivatives of the loss by the outputs of each sample.
+    `slopes` (P, C, C) are the second derivatives of the loss by the outputs of every sample.
     """
-    size = given.kernel.shape[1]
-    if given.kind == "each":
+    size = problem.kernel.shape[1]
+    if problem.kind == "each":
         block = torch.einsum("cij,jcd->cidj", rows, slopes)
-    elif given.kind == "full":
+    elif problem.kind == "full":
         block = torch.einsum("ijc,jcd->ijd", rows[0].unflatten(1, slopes.shape[:2]), slopes)
     else:
         block = torch.einsum("ij,jcd->icjd", rows[0], slopes)

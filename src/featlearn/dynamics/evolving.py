@@ -1,4 +1,4 @@
-"""Training with a kernel that is known at several times."""
+"""Training with a kernel measured at several times."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ def evolving_kernel_descent(
     f0: Tensor | None = None,
     f0_test: Tensor | None = None,
 ) -> Trajectory:
-    """df/dt = -rate K(t) (f - y) for kernels (T, P, P) measured at `times` (T,), linear in between.
+    """Integrate df/dt = -rate K(t) (f - y) for kernels (T, P, P) measured at `times` (T,), interpolated linearly.
 
     See Atanasov et al. 2022, Eq. 17.
 
-    The product is time-ordered: the printed exponential of the integral is exact only where the kernels commute. `y` is
-    (P,) or (P, C), the kernel shared by all outputs. `kernels_test` (T, P2, P) moves the test points along. The
-    trajectory is given at `times`, which are finite, and starts at the first of them from f0, which has the shape of y.
+    The product is time-ordered: the printed exponential of the integral is exact only if the kernels commute. `y` is
+    (P,) or (P, C), and all outputs share the kernel. `kernels_test` (T, P2, P) adds test outputs. The trajectory is
+    given at `times`, which must be finite. It starts at the first time from f0, which has the shape of y.
     """
     stack, moments, speed = checked_kernel(kernels, "kernels"), as_times(times), checked_rate(rate)
     if stack.dim() != 3 or moments.shape != stack.shape[:1] or len(moments) < 2 or not bool((moments.diff() > 0).all()):
@@ -40,7 +40,7 @@ def evolving_kernel_descent(
             "expected (T, P, P) and (T,) with T > 1 increasing times"
         )
     if not bool(torch.isfinite(moments).all()):
-        raise InputValueError("times are infinite, expected finite ones: where a moving kernel ends is not known")
+        raise InputValueError("times are infinite, expected finite times")
     stack, moments = symmetric(stack, "kernels"), moments.to(stack.device)
     targets, single = checked_targets(y, stack), y.dim() == 1
     checked_finite(y, "y")
@@ -52,12 +52,12 @@ def evolving_kernel_descent(
         rows = torch.cat([stack, cross], 1)
         start = torch.cat([start, outputs_at_start(f0_test, "f0_test", cross.shape[1], outputs, single, stack)])
     elif f0_test is not None:
-        raise InputValueError("f0_test is given without kernels_test, expected both or none")
+        raise InputValueError("f0_test is passed without kernels_test, expected both or none")
     path = _ordered(rows, moments, targets, start, speed)
     path, targets = (path[..., 0], targets[:, 0]) if single else (path, targets)
-    found, test = path[:, :samples], path[:, samples:]
-    loss = (found - targets).square().flatten(1).sum(1)
-    return Trajectory(moments, found, loss, None if kernels_test is None else test)
+    outputs_train, test = path[:, :samples], path[:, samples:]
+    loss = (outputs_train - targets).square().flatten(1).sum(1)
+    return Trajectory(moments, outputs_train, loss, None if kernels_test is None else test)
 
 
 def _checked_cross(kernels_test: Any, stack: Tensor) -> Tensor:
@@ -71,23 +71,23 @@ def _checked_cross(kernels_test: Any, stack: Tensor) -> Tensor:
 
 
 def _ordered(rows: Tensor, times: Tensor, targets: Tensor, start: Tensor, rate: float) -> Tensor:
-    """Integrate interval by interval: the kernel's slope jumps at the given times."""
+    """Integrate interval by interval, since the kernel's slope jumps at the measured times."""
     path = [start]
     fastest = largest_rate(rows[:, : len(targets)])
     operations = 4.0 * rows[0].numel() * targets.shape[1]
     for i in range(len(times) - 1):
         stiffness = rate * float((times[i + 1] - times[i]) * fastest[i : i + 2].max())
-        chosen = method(stiffness, len(start), operations)
+        solver = method(stiffness, len(start), operations)
         interval = rows[i : i + 2], times[i : i + 2]
-        # outputs do not see each other: an implicit method is given one at a time, and solves small systems
-        width = targets.shape[1] if chosen == "DOP853" else 1
+        # outputs are independent: the implicit method integrates them one by one, to solve small systems
+        width = targets.shape[1] if solver == "DOP853" else 1
         parts = zip(targets.split(width, 1), path[-1].split(width, 1), strict=True)
-        path.append(torch.cat([_over_interval(*interval, *part, rate, chosen) for part in parts], 1))
+        path.append(torch.cat([_over_interval(*interval, *part, rate, solver) for part in parts], 1))
     return torch.stack(path)
 
 
-def _over_interval(rows: Tensor, times: Tensor, targets: Tensor, start: Tensor, rate: float, chosen: Method) -> Tensor:
-    """Outputs at the second of two times, from `start` at the first, with rows (2, P + P2, P) linear in between."""
+def _over_interval(rows: Tensor, times: Tensor, targets: Tensor, start: Tensor, rate: float, solver: Method) -> Tensor:
+    """Return outputs at the second of two times from `start` at the first; rows (2, P + P2, P) are interpolated."""
     samples, (begin, end) = len(targets), times.tolist()
 
     def velocity(t: float, state: Tensor) -> Tensor:
@@ -100,4 +100,4 @@ def _over_interval(rows: Tensor, times: Tensor, targets: Tensor, start: Tensor, 
         matrix[:, :samples] = -rate * torch.lerp(rows[0], rows[1], (t - begin) / (end - begin))
         return matrix
 
-    return integrated(velocity, jacobian, start, times, chosen)[-1]
+    return integrated(velocity, jacobian, start, times, solver)[-1]

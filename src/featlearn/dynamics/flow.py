@@ -1,7 +1,7 @@
-"""Flows integrated numerically: explicitly where that is quick, implicitly where they are stiff.
+"""Numerical integration of flows: explicit where that is fast, implicit where they are stiff.
 
-The step of an explicit method is bounded by the fastest mode, long after that mode has died: it takes in proportion to
-`stiffness`, rate * (largest eigenvalue) * time. An implicit method does not mind, but solves dense systems.
+The fastest mode limits the step of an explicit method, even after that mode has decayed. Its cost grows with
+`stiffness` = rate * (largest eigenvalue) * time. The cost of an implicit method does not, but it solves dense systems.
 """
 
 from collections.abc import Callable
@@ -16,26 +16,26 @@ from featlearn.errors import InputValueError
 Method = Literal["DOP853", "LSODA"]
 Velocity = Callable[[float, Tensor], Tensor]
 
-# Up to here the explicit method takes seconds, and is the more exact of the two.
+# Stiffness up to which the explicit method takes seconds; it is the more accurate method.
 QUICK = 1e4
-# As measured: the explicit method calls the right-hand side twice per unit of stiffness; the implicit one some 2,000
-# times whatever the stiffness, and factorizes its Jacobian, 2/3 n^3 operations, some 100 times.
+# Measured: the explicit method calls the right-hand side twice per unit of stiffness. The implicit method calls it
+# about 2,000 times for any stiffness, and factorizes its Jacobian (2/3 n^3 operations) about 100 times.
 CALLS, IMPLICIT_CALLS, FACTORIZATIONS = 2.0, 2e3, 100
-# A call from Python costs as much as this many operations.
+# Operations that take as long as a call from Python.
 OVERHEAD = 1e6
-# About two hours of one core.
+# Operations in about two hours on one core.
 LONGEST = 1e14
 # A dense Jacobian of 5,000 unknowns takes 0.2 GB, and its copies as much again.
 LARGEST = 5_000
 
 
 def largest_rate(kernel: Tensor) -> Tensor:
-    """A bound on the largest eigenvalue of kernels (..., N, N): (...)."""
+    """Return an upper bound (...) on the largest eigenvalue of kernels (..., N, N)."""
     return torch.minimum(torch.linalg.matrix_norm(kernel), kernel.abs().sum(-1).amax(-1))
 
 
 def method(stiffness: float, unknowns: int, operations: float) -> Method:
-    """The quicker method for a flow whose right-hand side takes `operations`; an error where neither would end."""
+    """Choose the faster method for a flow whose right-hand side takes `operations`. Raise if both take too long."""
     explicit = CALLS * stiffness * (operations + OVERHEAD)
     implicit = IMPLICIT_CALLS * (operations + OVERHEAD) + FACTORIZATIONS * 2 / 3 * unknowns**3
     if unknowns > LARGEST:
@@ -50,9 +50,9 @@ def method(stiffness: float, unknowns: int, operations: float) -> Method:
 
 
 def integrated(velocity: Velocity, jacobian: Velocity, start: Tensor, times: Tensor, method: Method) -> Tensor:
-    """States (T, *shape) at increasing `times`, from `start` at the first of them.
+    """Integrate a flow and return states (T, *shape) at increasing `times`, from `start` at the first time.
 
-    `jacobian` gives the derivative of the flat velocity by the flat state, (n, n); only the implicit method asks.
+    `jacobian` returns the derivative of the flat velocity by the flat state, (n, n), for the implicit method.
     """
     from scipy.integrate import solve_ivp
 
@@ -65,7 +65,7 @@ def integrated(velocity: Velocity, jacobian: Velocity, start: Tensor, times: Ten
     moments = times.cpu().numpy()
     if len(moments) == 1:
         return start[None]
-    with numpy.errstate(over="ignore", invalid="ignore"):  # it is an error below
+    with numpy.errstate(over="ignore", invalid="ignore"):  # checked below
         solved = solve_ivp(
             lambda t, flat: velocity(t, state(flat)).flatten().cpu().numpy(),
             (moments[0], moments[-1]),

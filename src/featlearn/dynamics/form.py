@@ -1,4 +1,4 @@
-"""Kernels and targets brought to one form: independent square problems, each with its own right-hand sides."""
+"""A common form for kernels and targets: independent square problems, each with separate right-hand sides."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,10 +12,10 @@ from featlearn.shapes import checked_finite, checked_tensor, refuse_labels, roun
 
 @dataclass(frozen=True)
 class BatchedProblem:
-    """B independent problems of size N with R columns each, and the way back to the shape of y.
+    """B independent problems of size N with R columns each, and the map back to the shape of y.
 
-    A shared kernel (P, P) is one problem with C columns, (C, P, P) are C problems with one column, a full kernel
-    (P, P, C, C) is one problem of size P C with one column.
+    A shared kernel (P, P) is a single problem with C columns. (C, P, P) are C problems with a single column. A full
+    kernel (P, P, C, C) is a single problem of size P C with a single column.
     """
 
     kernel: Tensor
@@ -30,13 +30,13 @@ class BatchedProblem:
     """(B, N2, R)"""
     kind: str
     single: bool
-    """Whether y had no output axis."""
+    """Whether y has no output axis."""
     outputs: int
     precision: float
-    """Eigenvalues of the kernel below this share of the largest one are rounding; see `eigenbasis`."""
+    """Eigenvalues below this fraction of the largest eigenvalue are rounding; see `eigenbasis`."""
 
     def back(self, values: Tensor) -> Tensor:
-        """(..., B, N, R) -> (..., P) or (..., P, C)."""
+        """Map (..., B, N, R) to (..., P) or (..., P, C)."""
         if self.kind == "each":
             values = values[..., 0].transpose(-1, -2)
         elif self.kind == "full":
@@ -46,12 +46,12 @@ class BatchedProblem:
         return values[..., 0] if self.single else values
 
     def forth(self, values: Tensor) -> Tensor:
-        """(P, C) -> (B, N, R), the inverse of `back`."""
+        """Map (P, C) to (B, N, R), the inverse of `back`."""
         return _columns(values, self.kind)
 
 
 def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> BatchedProblem:
-    """Check shapes against each other and bring them to the common form."""
+    """Check shapes and bring all arguments to the common form."""
     kernel = checked_finite(K, "K")
     targets = checked_finite(y, "y").to(kernel.device)
     if targets.dim() not in (1, 2) or targets.numel() == 0:
@@ -67,9 +67,9 @@ def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> BatchedProble
     }
     kind = shapes.get(tuple(kernel.shape))
     if kind is None:
-        wanted = " or ".join(str(shape) for shape in shapes)
+        expected = " or ".join(str(shape) for shape in shapes)
         raise InputValueError(
-            f"K has shape {tuple(kernel.shape)} and y {tuple(targets.shape)}, expected K of shape {wanted}: "
+            f"K has shape {tuple(kernel.shape)} and y {tuple(targets.shape)}, expected K of shape {expected}: "
             "(P, P), (C, P, P) or (P, P, C, C)"
         )
     start = outputs_at_start(f0, "f0", samples, outputs, single, kernel)
@@ -88,7 +88,7 @@ def problem(K: Any, y: Any, f0: Any, K_test: Any, f0_test: Any) -> BatchedProble
 
 
 def _square(kernel: Tensor, kind: str) -> Tensor:
-    """(B, N2, N)"""
+    """Bring a kernel to shape (B, N2, N)."""
     if kind == "full":
         rows, columns, outputs = kernel.shape[:3]
         return kernel.transpose(1, 2).reshape(1, rows * outputs, columns * outputs)
@@ -96,21 +96,21 @@ def _square(kernel: Tensor, kind: str) -> Tensor:
 
 
 def _columns(values: Tensor, kind: str) -> Tensor:
-    """(P, C) -> (B, N, R)"""
+    """Map (P, C) to (B, N, R)."""
     if kind == "full":
         return values.reshape(1, -1, 1)
     return values.T[..., None] if kind == "each" else values[None]
 
 
-def outputs_at_start(given: Any, name: str, samples: int, outputs: int, single: bool, like: Tensor) -> Tensor:
-    """Outputs at time 0, of the shape that y has, as (P, C); zero where none are given."""
-    if given is None:
+def outputs_at_start(values: Any, name: str, samples: int, outputs: int, single: bool, like: Tensor) -> Tensor:
+    """Return outputs at time 0 as (P, C), checked against the shape of y; zero if None."""
+    if values is None:
         return like.new_zeros(samples, outputs)
-    values = checked_finite(given, name).to(like.device)
-    wanted = (samples,) if single else (samples, outputs)
-    if tuple(values.shape) != wanted:
-        raise InputValueError(f"{name} has shape {tuple(values.shape)}, expected {wanted}, as y has")
-    return values[:, None] if single else values
+    start = checked_finite(values, name).to(like.device)
+    shape = (samples,) if single else (samples, outputs)
+    if tuple(start.shape) != shape:
+        raise InputValueError(f"{name} has shape {tuple(start.shape)}, expected {shape} like y")
+    return start[:, None] if single else start
 
 
 def _test(
@@ -118,16 +118,16 @@ def _test(
 ) -> tuple[Tensor | None, Tensor | None]:
     if K_test is None:
         if f0_test is not None:
-            raise InputValueError("f0_test is given without K_test, expected both or none")
+            raise InputValueError("f0_test is passed without K_test, expected both or none")
         return None, None
     cross = checked_finite(K_test, "K_test").to(kernel.device)
     size = cross.shape[1 if kind == "each" else 0] if cross.dim() == kernel.dim() else -1
-    wanted = {
+    shape = {
         "shared": (size, samples),
         "each": (outputs, size, samples),
         "full": (size, samples, outputs, outputs),
     }[kind]
-    if tuple(cross.shape) != wanted:
+    if tuple(cross.shape) != shape:
         raise InputValueError(
             f"K_test has shape {tuple(cross.shape)} and K {tuple(kernel.shape)}, expected the kernel of test points "
             "with training points, (P2, P), (C, P2, P) or (P2, P, C, C): fl.ntk(model, x_test, x2=x)"
@@ -140,29 +140,29 @@ class Eigenbasis(NamedTuple):
     """Eigenvalues and eigenvectors of kernels (B, N, N)."""
 
     values: Tensor
-    """(B, N), those below the cut-off exactly 0."""
+    """(B, N); values below the cutoff are set to 0."""
     vectors: Tensor
     """(B, N, N), in columns."""
     cutoff: Tensor
     """(B, 1)"""
 
 
-def eigenbasis(given: BatchedProblem) -> Eigenbasis:
-    """The eigenbasis of the kernels; eigenvalues that are rounding become 0.
+def eigenbasis(problem: BatchedProblem) -> Eigenbasis:
+    """Return the eigenbasis of the kernels, with eigenvalues within rounding set to 0.
 
-    What counts is the rounding of the kernel **as it was given**: 1.2e-7 of the largest eigenvalue for float32, 1e-12
-    for float64. A float32 kernel of a network with fewer parameters than samples has eigenvalues of either sign down
-    there, which nobody may divide by.
+    The cutoff depends on the **input dtype** of the kernel: 1.2e-7 of the largest eigenvalue for float32, 1e-12 for
+    float64. A float32 kernel of a network with fewer parameters than samples has meaningless eigenvalues of either sign
+    below it.
     """
-    values, vectors = torch.linalg.eigh(given.kernel)
-    cutoff = given.precision * values.abs().amax(-1, keepdim=True)
+    values, vectors = torch.linalg.eigh(problem.kernel)
+    cutoff = problem.precision * values.abs().amax(-1, keepdim=True)
     return Eigenbasis(torch.where(values.abs() <= cutoff, 0.0, values), vectors, cutoff)
 
 
 def as_times(times: Any) -> Tensor:
-    """Times as a tensor (T,) in double, from a tensor, an array or a sequence of numbers."""
+    """Convert a tensor, an array, or a sequence of numbers to times (T,) in float64."""
     try:
-        given = times if isinstance(times, Tensor) else torch.as_tensor(times, dtype=torch.float64)
+        values = times if isinstance(times, Tensor) else torch.as_tensor(times, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         raise InputTypeError(f"times are {times!r}, expected a tensor or a sequence of numbers") from None
-    return checked_tensor(given, "times").reshape(-1)
+    return checked_tensor(values, "times").reshape(-1)

@@ -1,4 +1,4 @@
-"""From a trainer's learning rate and loss to the rate of df/dt = -rate K (f - y)."""
+"""Convert a trainer's learning rate and loss to the rate of df/dt = -rate K (f - y)."""
 
 import operator
 from typing import Any
@@ -8,7 +8,7 @@ from featlearn.losses import NAMES, Loss, LossName
 from featlearn.losses import name as loss_name
 from featlearn.shapes import checked_number
 
-# the factor of the gradient, and the sizes that the loss divides by
+# factor of the gradient, and the sizes that divide the loss
 _FACTORS: dict[LossName, tuple[float, tuple[str, ...]]] = {
     "sum-half": (1.0, ()),
     "mean": (2.0, ("P",)),
@@ -38,32 +38,32 @@ def rate(lr: float, loss: Loss, P: int | None = None, C: int | None = None) -> f
     Args:
         lr: Learning rate of the trainer.
         loss: Name of the table in `fl.losses`, or a module that equals one of them.
-        P: Number of samples, where the rate depends on it.
-        C: Number of outputs, where the rate depends on it; 1 for a network with one output.
+        P: Number of samples, if the rate depends on it.
+        C: Number of outputs, if the rate depends on it.
     """
-    known = loss_name(loss)
-    if known is None:
+    table_name = loss_name(loss)
+    if table_name is None:
         raise InputValueError(
             f"loss={loss!r} has no rate, expected {', '.join(map(repr, NAMES))}, or a module that equals one of them "
             "such as nn.MSELoss(); fl.dynamics.kernel_descent takes any loss with rate=lr"
         )
-    factor, needed = _FACTORS[known]
+    factor, divisors = _FACTORS[table_name]
     step = factor * checked_rate(lr, "lr")
     sizes = {name: _size(value, name) for name, value in (("P", P), ("C", C)) if value is not None}
-    missing = [name for name in needed if name not in sizes]
+    missing = [name for name in divisors if name not in sizes]
     if missing:
         raise InputValueError(
             f"loss={loss!r} without {' and '.join(missing)}, expected rate(lr, {loss!r}, "
-            f"{', '.join(f'{name}=...' for name in needed)}): it divides by the number of samples"
-            f"{' and outputs' if 'C' in needed else ''}"
+            f"{', '.join(f'{name}=...' for name in divisors)}): it divides by the number of samples"
+            f"{' and outputs' if 'C' in divisors else ''}"
         )
-    for name in needed:
+    for name in divisors:
         step /= sizes[name]
     return step
 
 
 def checked_rate(value: Any, name: str = "rate") -> float:
-    """A finite number >= 0; a tensor with one entry counts, on any device."""
+    """Convert a number or a tensor with one entry to a float, and raise unless it is finite and >= 0."""
     number = checked_number(value, name)
     if number < 0:
         raise InputValueError(f"{name}={value!r}, expected a number >= 0")

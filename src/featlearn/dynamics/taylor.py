@@ -1,4 +1,4 @@
-"""The Taylor model of a network: what training would be if the network were a polynomial of its weights."""
+"""Taylor models: a network replaced by a polynomial in its weights."""
 
 import copy
 from typing import Any
@@ -12,33 +12,30 @@ from featlearn.torch_internals import NormWithStatistics, child_table
 
 
 def linearize(model: nn.Module, order: int = 1) -> nn.Module:
-    """The Taylor model of a module at its present weights, of order 1 or 2; a module itself, trained like any other.
+    """Return the Taylor model of a module at its current weights, of order 1 or 2, as a trainable module.
 
-    Order 1: f0 + J (theta - theta0), whose tangent kernel never changes, and which trains exactly as its frozen kernel
-    says. Order 2 adds 1/2 (theta - theta0)^T H (theta - theta0): its kernel moves, at first as that of a
-    smooth network; gates of a ReLU network switch, which the expansion around one point does not see.
+    Order 1 is f0 + J (theta - theta0): its tangent kernel is constant, and frozen-kernel training predicts it exactly.
+    Order 2 adds 1/2 (theta - theta0)^T H (theta - theta0). For smooth networks, its kernel initially moves like the
+    network's. ReLU gates that switch are not part of the expansion.
 
-    The module given is not touched. Its trainable parameters are parameters of the new module, under
-    `network.<name>`, and start where they are; theta0 are its buffers, `start.<name>`, which move with it to another
-    format or device and are part of its state dict: loading one loads the expansion point too. Frozen parameters and
-    buffers are those of now. The output must be one tensor, or an object with `.logits`.
+    The input module is not changed. Copies of its trainable parameters are parameters of the new module, under
+    `network.<name>`. theta0 is stored in buffers `start.<name>`: it follows `.to()`, and loading a state dict restores
+    the expansion point too. Frozen parameters and buffers are copied. The output must be a tensor, or an object with
+    `.logits`.
 
-    Normalizations that update running statistics do so outside of any polynomial: call `.eval()` on the model, also for
-    training it.
+    Updates of running statistics are not polynomial in the weights: call `.eval()` on the model, also for training it.
     """
     if not isinstance(model, nn.Module):
         raise InputTypeError(f"model is {type(model).__name__}, expected a torch.nn.Module")
     if order not in (1, 2):
         raise InputValueError(f"order={order!r}, expected 1 or 2")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputValueError(
-            "the model has no trainable parameter, expected at least one with requires_grad=True to expand in"
-        )
+        raise InputValueError("the model has no trainable parameter, expected at least one with requires_grad=True")
     return TaylorModel(model, order)
 
 
 class TaylorModel(nn.Module):
-    """f0 + J d (+ 1/2 d^T H d) with d the way the weights have gone."""
+    """The model f0 + J d (+ 1/2 d^T H d), where d is the displacement of the weights."""
 
     def __init__(self, model: nn.Module, order: int) -> None:
         super().__init__()
@@ -49,35 +46,35 @@ class TaylorModel(nn.Module):
         self._names = tuple(moving)
         self.start = nn.Module()
         for name, parameter in moving.items():
-            *path, last = name.split(".")
-            place = self.start
-            for part in path:
-                if part not in child_table(place):
-                    place.add_module(part, nn.Module())
-                place = place.get_submodule(part)
-            place.register_buffer(last, parameter.detach().clone())
+            *parents, last = name.split(".")
+            container = self.start
+            for part in parents:
+                if part not in child_table(container):
+                    container.add_module(part, nn.Module())
+                container = container.get_submodule(part)
+            container.register_buffer(last, parameter.detach().clone())
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The Taylor polynomial at these inputs."""
+        """Evaluate the Taylor polynomial."""
         self._refuse_running_statistics()
         fixed = {name: self.start.get_buffer(name) for name in self._names}
-        way = {name: self.network.get_parameter(name) - fixed[name] for name in self._names}
+        displacement = {name: self.network.get_parameter(name) - fixed[name] for name in self._names}
 
         def outputs(weights: dict[str, Tensor]) -> Tensor:
             with ElementaryOps():
-                found = torch.func.functional_call(self.network, weights, args, kwargs)
-            return _one_tensor(found)
+                output = torch.func.functional_call(self.network, weights, args, kwargs)
+            return _one_tensor(output)
 
         def first_order(weights: dict[str, Tensor]) -> Any:
-            return torch.func.jvp(outputs, (weights,), (way,))  # f, J d
+            return torch.func.jvp(outputs, (weights,), (displacement,))  # f, J d
 
         if self.order == 1:
             f, slope = first_order(fixed)
-            line: Tensor = f + slope
-            return line
-        values, slopes = torch.func.jvp(first_order, (fixed,), (way,))[:2]
-        parabola: Tensor = values[0] + values[1] + slopes[1] / 2
-        return parabola
+            linear: Tensor = f + slope
+            return linear
+        values, slopes = torch.func.jvp(first_order, (fixed,), (displacement,))[:2]
+        quadratic: Tensor = values[0] + values[1] + slopes[1] / 2
+        return quadratic
 
     def _refuse_running_statistics(self) -> None:
         for name, module in self.network.named_modules():
@@ -89,10 +86,10 @@ class TaylorModel(nn.Module):
 
 
 def _one_tensor(output: Any) -> Tensor:
-    found = getattr(output, "logits", output)
-    if not isinstance(found, Tensor):
+    tensor = getattr(output, "logits", output)
+    if not isinstance(tensor, Tensor):
         raise InputTypeError(
             f"the model gives {type(output).__name__}, expected one tensor or an object with .logits; wrap the model "
             "in a module that picks the tensor"
         )
-    return found
+    return tensor

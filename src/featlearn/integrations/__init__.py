@@ -1,6 +1,6 @@
-"""Watching runs that other libraries train: `lightning.callback` and `transformers.callback`.
+"""Callbacks for other training libraries: `lightning.callback` and `transformers.callback`.
 
-Thin adapters around `fl.watch`; what they record and how is the same.
+They are thin adapters around `fl.watch` and record the same quantities.
 """
 
 from featlearn.integrations import lightning, transformers

@@ -1,4 +1,4 @@
-"""Lightning: a callback for its Trainer."""
+"""A callback for the Lightning Trainer."""
 
 import copy
 import importlib
@@ -20,26 +20,26 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 def callback(
     probe: tuple[Any, Any], out: str | os.PathLike[str], *, network: Callable[[Any], Any] | None = None, **options: Any
 ) -> Any:
-    """A callback that watches what a Lightning Trainer trains.
+    """Return a callback that watches the training of a Lightning Trainer.
 
         trainer = lightning.Trainer(callbacks=[fl.integrations.lightning.callback(probe=(x, y), out="runs/a")])
 
-    Works with `lightning` and with `pytorch_lightning`, whichever is imported (their callbacks are different classes);
-    with neither, the first that is installed.
+    The callback is for `lightning` or `pytorch_lightning`, whichever is imported (their callback classes differ), or
+    otherwise the first that is installed.
 
     Args:
-        probe, out: as for `fl.watch`.
-        network: the module to watch, as a function of the LightningModule; by default the LightningModule itself, whose
+        probe, out: As for `fl.watch`.
+        network: Function from the LightningModule to the module to watch; by default the LightningModule, whose
             `forward` is called with the probe.
-        options: further arguments of `fl.watch`. `optimizer` is taken from the Trainer where it has one only, and
-            `sinks` are its loggers by default.
+        options: Other arguments of `fl.watch`. By default, `optimizer` is the Trainer's only optimizer, if it has a
+            single one, and `sinks` are its loggers.
 
     Returns:
         A `Callback` with the attribute `watch`, None until training begins.
     """
 
     class LightningWatchCallback(_callback_class()):  # type: ignore[misc]
-        """Watches what is trained."""
+        """Callback that watches training."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -47,34 +47,34 @@ def callback(
             self._losses: list[Any] = []
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            """The first measurement."""
-            given = {"sinks": list(trainer.loggers), **options}
-            model = _alone(pl_module) if network is None else network(pl_module)
+            """Make the first measurement."""
+            watch_options = {"sinks": list(trainer.loggers), **options}
+            model = _without_trainer(pl_module) if network is None else network(pl_module)
             if "optimizer" not in options and len(trainer.optimizers) == 1:
                 optimizer = getattr(trainer.optimizers[0], "optimizer", trainer.optimizers[0])
-                # A part that is not trained by gradients, an average of the weights say, may be watched, too.
-                given["optimizer"] = optimizer if trains(optimizer, model) else None
-            self.watch = watch(model, probe=probe, out=out, **given)
+                # The watched module may not be trained by gradients, for example averaged weights.
+                watch_options["optimizer"] = optimizer if trains(optimizer, model) else None
+            self.watch = watch(model, probe=probe, out=out, **watch_options)
             self.watch.__enter__()
             self.watch.steps = max(self.watch.steps, trainer.global_step)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            """One step, if the optimizer made one: gradients may be accumulated over several batches."""
+            """Record a step if the optimizer took one; gradients may accumulate over several batches."""
             loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
             if loss is not None:
                 self._losses.append(loss.detach())
             if self.watch is not None and trainer.global_step > self.watch.steps:
-                # The loss of a batch is divided by how many are accumulated.
+                # The loss of a batch is already divided by the number of accumulated batches.
                 total = sum(self._losses) if self._losses else None
                 self._losses = []
                 self.watch.step(loss=total, step=trainer.global_step)
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            """The last measurement."""
+            """Make the last measurement."""
             self._leave(None)
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            """The last measurement."""
+            """Make the last measurement."""
             self._leave(exception)
 
         def _leave(self, error: BaseException | None) -> None:
@@ -84,17 +84,17 @@ def callback(
     return LightningWatchCallback()
 
 
-def _alone(module: Any) -> Any:
-    """The same module, sharing everything but its trainer: copies of it must not copy that."""
-    alone = copy.copy(module)
+def _without_trainer(module: Any) -> Any:
+    """Return a shallow copy of the module without its trainer, so that deep copies exclude the trainer."""
+    module_copy = copy.copy(module)
     for name in ("_trainer", "_fabric"):
-        if name in alone.__dict__:
-            alone.__dict__[name] = None
-    return alone
+        if name in module_copy.__dict__:
+            module_copy.__dict__[name] = None
+    return module_copy
 
 
 def _callback_class() -> Any:
-    """`Callback` of the package that is imported already, or can be."""
+    """Return `Callback` of the package that is imported, or can be imported."""
     for name in _PACKAGES:
         if name in sys.modules:
             return sys.modules[name].Callback

@@ -94,7 +94,7 @@ class KernelExecution:
             )
             total.add_diagonal(with_rates(captured, self._rates) if self._rates else captured, every, chosen, kept)
             if proportional is not None:
-                self.found_proportional = frozenset(proportional.found)
+                self.found_proportional = frozenset(proportional.shares)
 
     def _proportional(self, all_directions: bool) -> ProportionalOutputs | None:
         """Whether one output direction may stand for all; on a GPU only those that were found to, without a wait."""

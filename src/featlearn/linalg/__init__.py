@@ -1,1 +1,1 @@
-"""Algebra that knows nothing of networks."""
+"""Linear algebra and sampling, independent of networks."""

@@ -1,4 +1,4 @@
-"""How alike two arrays are, whatever their sizes."""
+"""Cosine similarity and Pearson correlation."""
 
 from typing import Literal
 
@@ -12,9 +12,9 @@ Kind = Literal["cosine", "pearson"]
 
 
 def correlation(first: Tensor, second: Tensor, kind: str = "cosine", axes: tuple[int, ...] = (-2, -1)) -> Tensor:
-    """<A, B> / (|A| |B|) over `axes`, of the arrays or, for `"pearson"`, of what they are beyond their mean.
+    """Compute <A, B> / (|A| |B|) over `axes`; for `"pearson"`, subtract the means first.
 
-    On the device of the first. nan where an array vanishes, or for Pearson is constant up to rounding.
+    The result is on the device of `first`. nan if an array is zero or, for Pearson, constant up to rounding.
     """
     if kind not in ("cosine", "pearson"):
         raise InputValueError(f"kind={kind!r}, expected 'cosine' or 'pearson'")

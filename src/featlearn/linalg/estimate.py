@@ -1,4 +1,4 @@
-"""An estimate with its error."""
+"""Estimates with standard errors."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,36 +11,34 @@ from featlearn.errors import InputTypeError, InputValueError
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A number, or a tensor of numbers, estimated from independent samples; `str()` reads value ± standard error.
+    """A number, or a tensor of numbers, estimated from independent samples.
 
-    `float()` gives the value of a single number.
+    `str()` gives "value ± standard error"; `float()` gives the value of a single number.
     """
 
     value: Tensor | float
     """The estimate."""
     stderr: Tensor | float
-    """Its standard error, of the shape of `value`; nan where one sample cannot tell."""
+    """Standard error, of the shape of `value`; nan for a single sample."""
     samples: int
-    """How many independent samples it rests on."""
+    """Number of independent samples."""
     freedom: float | None = None
-    """Degrees of freedom of `stderr`, where it is widened for two of them to hold the truth in 95 of 100 draws; None
-    where it is the plain standard error, or the value is exact."""
+    """Degrees of freedom, if `stderr` is widened so that value ± 2 stderr has 95% coverage; None for a plain standard
+    error or an exact value."""
 
     def __post_init__(self) -> None:
         shapes = [tuple(part.shape) if isinstance(part, Tensor) else () for part in (self.value, self.stderr)]
         if shapes[0] != shapes[1]:
-            raise InputValueError(
-                f"value has shape {shapes[0]} and stderr {shapes[1]}, expected equal shapes: an error for every number"
-            )
+            raise InputValueError(f"value has shape {shapes[0]} and stderr {shapes[1]}, expected equal shapes")
         if not isinstance(self.samples, int) or isinstance(self.samples, bool) or self.samples < 1:
             raise InputValueError(f"samples={self.samples!r}, expected the number of samples, an integer >= 1")
 
     @classmethod
     def from_samples(cls, values: Any) -> "Estimate":
-        """The mean of independent samples `values` (S, ...) over its first axis, and its standard error.
+        """Return the mean of independent samples `values` (S, ...) over the first axis, and its standard error.
 
-        The error is the standard deviation, with S - 1, divided by sqrt(S); nan for S = 1, which shows no spread.
-        Samples (S,) of one number give plain floats.
+        The error is the standard deviation, with S - 1, divided by sqrt(S); nan for S = 1. Samples (S,) of a single
+        number give plain floats.
         """
         if not isinstance(values, Tensor) or not values.is_floating_point():
             raise InputTypeError(f"values are {type(values).__name__}, expected a tensor of real numbers")

@@ -1,23 +1,21 @@
-"""The size of a large kernel from a few of its columns: a Nyström approximation, and the error it leaves.
+"""The norm of a large kernel from a few of its columns, by a Nyström approximation and its residual.
 
-Hutchinson's estimate of |K|_F^2 has an error of 30 % after 16 products where one eigenvalue holds most of the norm, as
-it does in tangent kernels. A third of the columns here make a Nyström approximation N of K, whose norm is known
-exactly, and the others say by how much the squares of its columns fall short. What is approximated well adds no
-variance.
+Hutchinson's estimate of |K|_F^2 has an error of 30% after 16 products if a single eigenvalue dominates the norm, as in
+tangent kernels. Here, a third of the columns form a Nyström approximation N of K, whose norm is known exactly. The
+other columns estimate the remainder. Parts that are approximated well add no variance.
 
-The diagonal of K says which columns to take. K is positive, so |K_ij|^2 <= K_ii K_jj: a sample with a large gradient
-has a large column, and where a few samples are much larger than the others (heavy tails, outliers) uniform draws miss
-them, and with them both the norm and the error. Half of the first third are the samples with the largest K_ii, half
-are drawn in proportion to K_ii. The approximation leaves R = K - N, positive too, whose diagonal is then known for all
+The diagonal of K determines which columns to draw. K is positive, so |K_ij|^2 <= K_ii K_jj: a sample with a large
+gradient has a large column. If a few samples are much larger than the others (heavy tails, outliers), uniform draws
+miss them, and underestimate both the norm and the error. Half of the first third are the samples with the largest K_ii,
+half are drawn in proportion to K_ii. The remainder R = K - N is positive too, and its diagonal is then known for all
 samples. Column i of K has the squared norm of column i of N and 2 <N e_i, R e_i> + |R e_i|^2 more; the other two thirds
-are drawn in proportion to a bound on that, 2 |N e_i| t_i + t_i^2 with |N e_i|^2 <= lambda_max(N) N_ii and
-t_i^2 = R_ii (R_ii + tr R / k) in the place of |R e_i|^2 (`featlearn.linalg.sampling`). The bound need not hold: sizes
-change the variance and not the mean.
+are drawn in proportion to a bound on that, 2 |N e_i| t_i + t_i^2 with |N e_i|^2 <= lambda_max(N) N_ii and t_i^2 = R_ii
+(R_ii + tr R / k) in place of |R e_i|^2 (`featlearn.linalg.sampling`). The bound need not hold: sizes change the
+variance but not the mean.
 
-The later draws are independent of what the approximation was made from: the estimates are unbiased, and the standard
-error is that of the later draws. Letting the parts change places and averaging would halve the error, but the errors
-of such parts are correlated and the stated one is too small: it held the truth in 45 of 100 trials where it should in
-67.
+The later draws are independent of the approximation: the estimates are unbiased, and the standard error is that of the
+later draws. Swapping the parts and averaging would halve the error, but their errors are correlated. The stated error
+was then too small: it had 45% coverage in place of 67%.
 """
 
 from collections.abc import Callable
@@ -32,162 +30,167 @@ from featlearn.linalg.sampling import Draw, averaged, drawn_by_size, drawn_first
 
 REMEDY = "take more vectors="
 ColumnTerm = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""Something linear in blocks of columns: of rows (s g, n g) of s samples with n others, float64, and their n places."""
+"""Function linear in blocks of columns: takes rows (s g, n g) of s samples with n others, float64, and n indices."""
 
 
 class Columns(Protocol):
-    """A positive kernel of P samples, g rows for each, that gives its columns."""
+    """A positive kernel of P samples with g rows per sample, read by columns."""
 
     @property
     def samples(self) -> int:
-        """P."""
+        """Number of samples P."""
 
     @property
     def group(self) -> int:
-        """g."""
+        """Number of rows per sample g."""
 
     @property
     def diagonal(self) -> Tensor:
-        """(P,) the sum of the g diagonal entries of every sample, float64 on the CPU."""
+        """(P,) sum of the g diagonal entries of every sample, float64 on the CPU."""
 
     def sums(self, drawn: Tensor, term: ColumnTerm, wanted: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The sums of what `term` makes of the rows of the drawn samples, over blocks of columns.
+        """Sum `term` of the rows of the drawn samples over blocks of columns.
 
-        `wanted`, ascending, are the samples whose columns count, instead of all. `term` is also asked for no columns.
+        `wanted` (ascending) restricts the sum to the columns of these samples. `term` must accept blocks without
+        columns.
         """
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What columns show of a kernel: known parts, and what each of the later columns adds to them."""
+    """Known parts of quadratic forms of a kernel, and the contributions of the later columns."""
 
     draw: Draw
     square: float
     """The known part of |K|_F^2."""
     squares: Tensor
-    """(s,) what the later columns add to it."""
+    """(s,) contributions of the later columns."""
     overlap: float = 0.0
     """The known part of tr(Y^T K Y)."""
     overlaps: Tensor | None = None
-    """(s,) what the later columns add to it; None without targets."""
+    """(s,) contributions of the later columns; None without targets."""
 
 
-def surveyed(columns: Columns, count: int, generator: torch.Generator, targets: Tensor | None = None) -> Survey:
-    """The columns of `count` samples, in two sweeps; with targets (P, d), which go with g = 1, the overlap too."""
+def survey_columns(columns: Columns, count: int, generator: torch.Generator, targets: Tensor | None = None) -> Survey:
+    """Survey the columns of `count` samples in two passes. Targets (P, d), which need g = 1, add the overlap."""
     diagonal = columns.diagonal.clamp(min=0.0)
     first = drawn_first(diagonal, max(1, count // 3), generator)
     if not len(first):
-        none = drawn_by_size(diagonal, count, generator)
-        return Survey(none, 0.0, diagonal[:0], 0.0, None if targets is None else diagonal[:0])
-    within, _, _ = _seen(columns, first, first, None, first)
+        empty_draw = drawn_by_size(diagonal, count, generator)
+        return Survey(empty_draw, 0.0, diagonal[:0], 0.0, None if targets is None else diagonal[:0])
+    within, _, _ = _read_columns(columns, first, first, None, first)
     root = _inverse_root((within + within.mT) / 2)
 
-    def seen(rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
-        ahead, held = root.mT @ rows, torch.zeros_like(diagonal)
-        held[places] = ahead.square().sum(0).reshape(-1, columns.group).sum(1).cpu()
-        found = (ahead @ ahead.mT, held, rows.square().sum(1))
+    def products(rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+        ahead, by_sample = root.mT @ rows, torch.zeros_like(diagonal)
+        by_sample[places] = ahead.square().sum(0).reshape(-1, columns.group).sum(1).cpu()
+        parts = (ahead @ ahead.mT, by_sample, rows.square().sum(1))
         if targets is None:
-            return found
+            return parts
         part = targets[places.to(targets.device)].to(rows)
-        return (*found, rows @ part, ahead @ part)
+        return (*parts, rows @ part, ahead @ part)
 
-    middle, approximated, squares, *overlaps = columns.sums(first, seen)  # |N|_F = |middle|_F
+    middle, approximated, squares, *overlaps = columns.sums(first, products)  # |N|_F = |middle|_F
     sizes = _sizes(diagonal, approximated, float(torch.linalg.eigvalsh(middle)[-1]), len(first), targets)
     sizes[first] = 0.0
     draw = drawn_by_size(sizes, count - len(first), generator)
-    between, later, later_task = _seen(columns, draw.places, first, targets)
+    between, later, later_task = _read_columns(columns, draw.places, first, targets)
     group = columns.group
 
     def lacking(square: Tensor, ahead: Tensor) -> Tensor:
-        """By how much the squares of some columns exceed those of the approximation."""
+        """Return squared norms of columns minus those of the approximation."""
         return (square - (ahead * (middle @ ahead)).sum(0)).reshape(-1, group).sum(1)
 
-    # Where no column is left to be drawn there is none to say on which device they are.
+    # Without later columns, the empty tensors are on the CPU.
     between, later = between.to(root.device), later.to(root.device)
     inside, outside = root.mT @ within, root.mT @ between.mT
-    # The columns that made the approximation are exact in it, but for eigenvalues that were cut.
+    # The approximation is exact in its columns, except for truncated eigenvalues.
     square = float(middle.square().sum() + lacking(squares, inside).sum())
     if targets is None or later_task is None:
         return Survey(draw, square, lacking(later, outside))
-    task, known = overlaps
-    own, others = (targets[places.to(targets.device)].to(known) for places in (first, draw.places))
-    overlap = float(known.square().sum() + (own * (task - inside.mT @ known)).sum())
+    task, projected = overlaps
+    first_targets, later_targets = (targets[places.to(targets.device)].to(projected) for places in (first, draw.places))
+    overlap = float(projected.square().sum() + (first_targets * (task - inside.mT @ projected)).sum())
     return Survey(
         draw,
         square,
         lacking(later, outside),
         overlap,
-        (others * (later_task.to(known.device) - outside.mT @ known)).sum(1),
+        (later_targets * (later_task.to(projected.device) - outside.mT @ projected)).sum(1),
     )
 
 
-def _seen(
+def _read_columns(
     columns: Columns, drawn: Tensor, among: Tensor, targets: Tensor | None, wanted: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """K[drawn, among], the squared norms of the drawn rows, and their products with targets; float64."""
-    group, none = columns.group, torch.zeros(0, dtype=torch.float64, device="cpu")
+    """Return K[drawn, among], squared norms of the drawn rows, and their products with targets, in float64."""
+    group, empty = columns.group, torch.zeros(0, dtype=torch.float64, device="cpu")
     if not len(drawn):
-        return none.reshape(0, len(among) * group), none, None if targets is None else none.reshape(0, targets.shape[1])
+        return (
+            empty.reshape(0, len(among) * group),
+            empty,
+            None if targets is None else empty.reshape(0, targets.shape[1]),
+        )
 
-    def seen(rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
+    def products(rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
         between = rows.new_zeros(len(rows), len(among) * group)
-        inside = (places[:, None] == among).nonzero()  # (place in the block, place among the others)
+        inside = (places[:, None] == among).nonzero()  # (index in the block, index in `among`)
         for k in range(group):
-            taken = rows[:, (inside[:, 0] * group + k).to(rows.device)]
-            between[:, (inside[:, 1] * group + k).to(rows.device)] = taken
-        found = (between, rows.square().sum(1))
-        return found if targets is None else (*found, rows @ targets[places.to(targets.device)].to(rows))
+            columns_k = rows[:, (inside[:, 0] * group + k).to(rows.device)]
+            between[:, (inside[:, 1] * group + k).to(rows.device)] = columns_k
+        parts = (between, rows.square().sum(1))
+        return parts if targets is None else (*parts, rows @ targets[places.to(targets.device)].to(rows))
 
-    between, squares, *task = columns.sums(drawn, seen, wanted)
+    between, squares, *task = columns.sums(drawn, products, wanted)
     return between, squares, task[0] if task else None
 
 
 def _inverse_root(within: Tensor) -> Tensor:
-    """U with U U^T = W^+ for a positive matrix W."""
+    """Return U with U U^T = W^+ for a positive matrix W."""
     values, vectors = torch.linalg.eigh(within)
-    # Kernels come in single precision: smaller eigenvalues are rounding. Any cut leaves the estimates unbiased.
-    kept = values > 1e-6 * values[-1].clamp(min=0.0)
-    root: Tensor = vectors[:, kept] / values[kept].sqrt()
+    # In float32 kernels, smaller eigenvalues are rounding. Any cutoff leaves the estimates unbiased.
+    significant = values > 1e-6 * values[-1].clamp(min=0.0)
+    root: Tensor = vectors[:, significant] / values[significant].sqrt()
     return root
 
 
 def _sizes(diagonal: Tensor, approximated: Tensor, largest: float, first: int, targets: Tensor | None) -> Tensor:
-    """(P,) about how much every sample adds to what the approximation has of |K|_F^2, or of the overlap."""
+    """Bound the contribution (P,) of every sample to |K|_F^2, or to the overlap, beyond the approximation."""
     scale = diagonal.max()
-    whole, held = diagonal / scale, (approximated / scale).clamp(min=0.0)
-    # What is left of a sample is known up to rounding, and that may be the sign of it.
-    left = torch.maximum(whole - held, 1e-6 * whole)
-    moved = (left * (left + left.sum() / first)).sqrt()
-    sizes: Tensor = 2 * (held * (largest / scale)).sqrt() * moved + moved.square()
+    diagonal_share, approximated_share = diagonal / scale, (approximated / scale).clamp(min=0.0)
+    # Rounding can make the remainder negative.
+    remainder = torch.maximum(diagonal_share - approximated_share, 1e-6 * diagonal_share)
+    column_bound = (remainder * (remainder + remainder.sum() / first)).sqrt()
+    sizes: Tensor = 2 * (approximated_share * (largest / scale)).sqrt() * column_bound + column_bound.square()
     if targets is None:
         return sizes
-    overlaps = targets.double().norm(dim=1).cpu() * moved
+    overlaps = targets.double().norm(dim=1).cpu() * column_bound
     sizes = sizes / sizes.sum() + overlaps / overlaps.sum().clamp(min=1e-300)
     return sizes
 
 
 def norm(survey: Survey, what: str = "the norm") -> Estimate:
-    """|K|_F, the root of an unbiased estimate, its error to first order."""
+    """Estimate |K|_F as the root of an unbiased estimate, with the error to first order."""
     added = survey.draw.total(survey.squares)
     return _root(survey.square + added.value, added.stderr, added.draws, added.freedom, what)
 
 
 def normalized_overlap(survey: Survey, what: str = "the overlap") -> Estimate:
-    """tr(Y^T K Y) / |K|_F, both from the same draws: their errors are correlated, and partly cancel."""
+    """Estimate tr(Y^T K Y) / |K|_F from the same draws: the errors are correlated, and partly cancel."""
     assert survey.overlaps is not None
-    above = survey.overlap + survey.draw.total(survey.overlaps).value
-    below = survey.square + survey.draw.total(survey.squares).value
-    if not below > 0:
+    overlap = survey.overlap + survey.draw.total(survey.overlaps).value
+    square = survey.square + survey.draw.total(survey.squares).value
+    if not square > 0:
         return Estimate(float("nan"), float("nan"), 1)
-    value = above / below**0.5
+    value = overlap / square**0.5
     # To first order in the deviations of both sums.
-    terms = survey.draw.total(survey.overlaps / below**0.5 - value * survey.squares / (2 * below))
+    terms = survey.draw.total(survey.overlaps / square**0.5 - value * survey.squares / (2 * square))
     return stated(value, terms.stderr, terms.draws, terms.freedom, what, REMEDY)
 
 
 @dataclass(frozen=True)
 class RandomProducts:
-    """What s independent random vectors with E[omega omega^T] = 1 have seen of a kernel K; float64."""
+    """Projections of a kernel K on s independent random vectors with E[omega omega^T] = 1, in float64."""
 
     projected: Tensor
     """Omega^T K Omega, (s, s)"""
@@ -196,9 +199,9 @@ class RandomProducts:
 
 
 def sketched_norm(products: RandomProducts, what: str = "the norm") -> Estimate:
-    """|K|_F from products with random vectors: a third of them make the approximation, the others are averaged.
+    """Estimate |K|_F from random products: a third form the Nyström approximation, the others are averaged.
 
-    Their errors are skewed where few eigenvalues are left.
+    The errors are skewed if few eigenvalues remain.
     """
     part = len(products.projected) // 3
     root = _inverse_root(products.projected[:part, :part])

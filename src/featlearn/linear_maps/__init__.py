@@ -1,1 +1,1 @@
-"""Weights as the linear maps that a forward pass applied, and which follows which."""
+"""Weights as the linear maps of a forward pass, and pairs of consecutive weights."""

@@ -1,8 +1,8 @@
-"""Weights that follow each other in the executed forward pass, as matrices over the channels they share.
+"""Consecutive weights of the executed forward pass, as matrices over their shared channels.
 
-A convolution has one channel for all places of its kernel: followed by another, U is (outputs * taps, channels) and W
-is (channels, inputs * taps). Where ops between the two may rearrange channels (flattening, concatenation, shuffling,
-heads that share keys), the channel that each input comes from is found by moving the outputs of the first weight.
+For two consecutive convolutions, U is (outputs * taps, channels) and W is (channels, inputs * taps). If ops between the
+two may rearrange channels (flattening, concatenation, shuffling, heads that share keys), the source channel of each
+input is determined by perturbing the outputs of the first weight.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -25,88 +25,92 @@ from featlearn.ops.reading import Reading
 
 @dataclass(frozen=True)
 class Pair:
-    """Two weights, the output of the first being the input of the second."""
+    """Two weights: the output of the first is the input of the second."""
 
     first: WeightMatrix
     second: WeightMatrix
     before: Tensor
-    """W, (k, n): rows are the shared channels."""
+    """W, (k, n); rows are shared channels."""
     after: Tensor | None
-    """U, (m, k): columns are the shared channels; None where they cannot be matched."""
+    """U, (m, k); columns are shared channels; None if channels cannot be matched."""
     reason: str
-    """Why they cannot be matched."""
+    """Reason why channels cannot be matched."""
     between: frozenset[Node]
-    """The ops on the way."""
+    """Ops between the two weights."""
     alone: bool
-    """Whether the first feeds nothing but the second, and the second is fed by nothing else, once each."""
+    """Whether the first feeds only the second, and the second is fed only by the first, once each."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """One place where the output of one use becomes the input of another."""
+    """A use whose output is the input of another use."""
 
     first: Reading
     second: Reading
     value: Value
-    """What the second multiplies."""
+    """Input of the second use."""
     between: frozenset[Node]
 
 
 def consecutive(chunk: Chunk) -> tuple[dict[tuple[str, str], Pair], WeightMatrices]:
-    """Every pair of weights with nothing but other ops between them."""
-    graph, known = chunk.graph, weight_matrices(chunk)
+    """Return all pairs of weights without other weights in between."""
+    graph, matrices = chunk.graph, weight_matrices(chunk)
     assert graph is not None
-    at: dict[Node, list[str]] = {}
-    for name, one in known.found.items():
-        for reading in one.readings:
-            at.setdefault(reading.use.node, []).append(name)
-    others = set(_other_uses(chunk, known.found)) - at.keys()
-    paths = FeaturePaths(graph, at.keys() | others, attentions(graph, at.keys() | others))
-    links, fed = _links(known.found, at, paths)
-    ends = paths.sources([graph.root])
-    crowded = {node for other in others for node in paths.sources(other.next_functions)}
+    names_by_node: dict[Node, list[str]] = {}
+    for name, matrix in matrices.by_name.items():
+        for reading in matrix.readings:
+            names_by_node.setdefault(reading.use.node, []).append(name)
+    other_nodes = set(_other_uses(chunk, matrices.by_name)) - names_by_node.keys()
+    paths = FeaturePaths(
+        graph, names_by_node.keys() | other_nodes, attentions(graph, names_by_node.keys() | other_nodes)
+    )
+    links, use_counts = _links(matrices.by_name, names_by_node, paths)
+    output_sources = paths.sources([graph.root])
+    mixed_sources = {node for second_matrix in other_nodes for node in paths.sources(second_matrix.next_functions)}
     pairs: dict[tuple[str, str], Pair] = {}
     for names, link in links.items():
-        one, other = (known.found[name] for name in names)
-        alone = fed[names[0]] == 1 and sum(second == names[1] for _, second in links) == 1
-        alone = alone and link.first.use.node not in ends and link.first.use.node not in crowded
-        alone = alone and len(paths.sources([link.value])) == len(one.readings) == len(other.readings) == 1
-        after, reason = _matched(chunk, one, other, link, paths)
-        alone = alone and one.units is None and other.units is None
-        pairs[names] = Pair(one, other, _rows(one), after, reason, link.between, alone)
-    return pairs, known
+        matrix, second_matrix = (matrices.by_name[name] for name in names)
+        exclusive = use_counts[names[0]] == 1 and sum(second == names[1] for _, second in links) == 1
+        exclusive = exclusive and link.first.use.node not in output_sources and link.first.use.node not in mixed_sources
+        exclusive = (
+            exclusive and len(paths.sources([link.value])) == len(matrix.readings) == len(second_matrix.readings) == 1
+        )
+        after, reason = _match_channels(chunk, matrix, second_matrix, link, paths)
+        exclusive = exclusive and matrix.units is None and second_matrix.units is None
+        pairs[names] = Pair(matrix, second_matrix, _rows(matrix), after, reason, link.between, exclusive)
+    return pairs, matrices
 
 
 def _links(
-    found: Mapping[str, WeightMatrix], at: Mapping[Node, list[str]], paths: FeaturePaths
+    matrices: Mapping[str, WeightMatrix], names_by_node: Mapping[Node, list[str]], paths: FeaturePaths
 ) -> tuple[dict[tuple[str, str], Link], dict[str, int]]:
-    """(first, second) -> one of their links, and how many uses each weight feeds."""
+    """Return (first, second) -> a link between them, and the number of uses each weight feeds."""
     links: dict[tuple[str, str], Link] = {}
-    fed = dict.fromkeys(found, 0)
-    for name, other in found.items():
-        for reading in other.readings:
+    use_counts = dict.fromkeys(matrices, 0)
+    for name, second_matrix in matrices.items():
+        for reading in second_matrix.readings:
             for operand, value in enumerate(reading.use.node.next_functions):
                 if operand == reading.use.operand or value[0] is None:
                     continue
                 for source in paths.sources([value]):
-                    for before in at.get(source, []):
-                        if found[before].role in ("q", "k") and found[before].units is not None:
-                            continue  # of a fused projection only the values go on as features
-                        fed[before] += 1
-                        if (before, name) not in links:
-                            first = next(r for r in found[before].readings if r.use.node is source)
+                    for first_name in names_by_node.get(source, []):
+                        if matrices[first_name].role in ("q", "k") and matrices[first_name].units is not None:
+                            continue  # only the values of a fused projection continue as features
+                        use_counts[first_name] += 1
+                        if (first_name, name) not in links:
+                            first = next(r for r in matrices[first_name].readings if r.use.node is source)
                             between = frozenset(paths.between([value], source))
-                            links[before, name] = Link(first, reading, value, between)
-    return links, fed
+                            links[first_name, name] = Link(first, reading, value, between)
+    return links, use_counts
 
 
-def _other_uses(chunk: Chunk, found: Mapping[str, WeightMatrix]) -> Iterator[Node]:
-    """Ops that multiply by a weight which is no linear map: nothing behind them follows directly."""
+def _other_uses(chunk: Chunk, matrices: Mapping[str, WeightMatrix]) -> Iterator[Node]:
+    """Yield ops that multiply by a weight that is not a linear map, which interrupt a sequence."""
     graph = chunk.graph
     assert graph is not None
-    known = {name for one in found.values() for name in one.parameters}
+    names = {name for matrix in matrices.values() for name in matrix.parameters}
     for name, uses in chunk.uses.items():
-        if name in known:
+        if name in names:
             continue
         yield from (reading.use.node for reading in uses.readings if isinstance(reading.form, Outer))
         if uses.fallback_reason is not None and chunk.parameters[name].dim() > 1:
@@ -119,34 +123,34 @@ def _other_uses(chunk: Chunk, found: Mapping[str, WeightMatrix]) -> Iterator[Nod
                     yield node
 
 
-def _rows(one: WeightMatrix) -> Tensor:
-    """W with one row for each channel."""
-    return one.weight.reshape(len(one.weight) // one.grad_taps, -1)
+def _rows(matrix: WeightMatrix) -> Tensor:
+    """Return W with a row per channel."""
+    return matrix.weight.reshape(len(matrix.weight) // matrix.grad_taps, -1)
 
 
-def _columns(one: WeightMatrix) -> Tensor:
-    """U with one column for each channel: (outputs * taps, channels)."""
-    parts = one.weight.reshape(len(one.weight), -1, one.row_taps)
+def _columns(matrix: WeightMatrix) -> Tensor:
+    """Return U with a column per channel: (outputs * taps, channels)."""
+    parts = matrix.weight.reshape(len(matrix.weight), -1, matrix.row_taps)
     return parts.transpose(1, 2).reshape(-1, parts.shape[1])
 
 
-def _matched(
-    chunk: Chunk, one: WeightMatrix, other: WeightMatrix, link: Link, paths: FeaturePaths
+def _match_channels(
+    chunk: Chunk, first: WeightMatrix, second: WeightMatrix, link: Link, paths: FeaturePaths
 ) -> tuple[Tensor | None, str]:
-    channels, columns = len(_rows(one)), _columns(other)
+    channels, columns = len(_rows(first)), _columns(second)
     graph = chunk.graph
     assert graph is not None
     if columns.shape[1] == channels and all(_keeps_channels(graph, node, channels) for node in link.between):
         return columns, ""
     try:
-        origin = _origins(graph, one, columns.shape[1], link, paths)
-    except Exception as error:  # ops without a second derivative, shapes that are no channels
-        return None, f"the channels between them cannot be followed: {type(error).__name__}: {error}"
+        origin = _origins(graph, first, columns.shape[1], link, paths)
+    except Exception as error:  # ops without a second derivative, shapes without a channel axis
+        return None, f"the channels between them cannot be traced: {type(error).__name__}: {error}"
     if origin is None:
         return None, "an input of the second mixes several outputs of the first"
     if int(origin.max()) < 0:
-        return None, "no input of the second is seen to come from the first"
-    # Columns of one channel are set below one another; channels with fewer of them are filled up with zeros.
+        return None, "no input of the second depends on the first"
+    # Stack the columns of each channel, and pad channels with fewer columns by zeros.
     slots = [(origin == channel).nonzero().flatten() for channel in range(channels)]
     depth = max(len(slot) for slot in slots)
     stacked = columns.new_zeros(depth, len(columns), channels)
@@ -206,7 +210,7 @@ _NORMS = frozenset(["NativeLayerNormBackward0", "NativeGroupNormBackward0", "Fus
 
 
 def _keeps_channels(graph: Graph, node: Node, channels: int) -> bool:
-    """Whether an op surely leaves every channel where it is; norms take away means, and leave it there too."""
+    """Return whether an op is known to preserve the position of every channel, as norms do."""
     if node.name() in _ENTRY_BY_ENTRY:
         return True
     if node.name().startswith(("View", "UnsafeView", "ReshapeAlias")):
@@ -215,13 +219,14 @@ def _keeps_channels(graph: Graph, node: Node, channels: int) -> bool:
     return False
 
 
-def _origins(graph: Graph, one: WeightMatrix, inputs: int, link: Link, paths: FeaturePaths) -> Tensor | None:
-    """For every input channel of the second weight the output channel of the first it depends on; negative for none.
+def _origins(graph: Graph, first: WeightMatrix, inputs: int, link: Link, paths: FeaturePaths) -> Tensor | None:
+    """Return, per input channel of the second weight, the output channel of the first it depends on; -1 for none.
 
-    None if one depends on several. The channels whose number has a certain binary digit are moved together.
+    The result is None if an input depends on several outputs. Channels are perturbed together by binary digits of their
+    index.
     """
-    count = len(_rows(one))
-    units = torch.arange(count, device=one.weight.device) if one.units is None else one.units
+    count = len(_rows(first))
+    units = torch.arange(count, device=first.weight.device) if first.units is None else first.units
     axis = _channel_axis(link.second, graph.output_shape(link.value), inputs)
     tracer = ChannelTracer(graph, link, axis, paths)
     numbers = torch.arange(count, device=units.device)
@@ -231,12 +236,12 @@ def _origins(graph: Graph, one: WeightMatrix, inputs: int, link: Link, paths: Fe
         ones = ((numbers >> digit) & 1).bool()
         by_ones, by_zeros = tracer.of(units[ones]), tracer.of(units[~ones])
         sizes.append(by_ones + by_zeros)
-        # A norm moves all channels a little with each of them; what moves one channel alone moves it far more.
+        # Norms move all channels a little; a direct dependence moves a channel much more.
         if bool(((by_ones <= 2 * by_zeros) & (by_zeros <= 2 * by_ones) & (sizes[-1] > 0)).any()):
             return None
         codes += (by_ones > by_zeros).long() << digit
     alive = torch.stack(sizes).amax(0) > 0
-    return _completed(torch.where(alive, codes, -1), tracer.foreign() & ~alive, count)
+    return _fill_dead_channels(torch.where(alive, codes, -1), tracer.foreign() & ~alive, count)
 
 
 def _is_image(form: Form) -> bool:
@@ -244,7 +249,7 @@ def _is_image(form: Form) -> bool:
 
 
 def _channel_axis(reading: Reading, shape: torch.Size, channels: int) -> int:
-    """Where the channels of an op's input or output lie: second in images, last in rows of matrix products."""
+    """Return the channel axis of an op's input or output: 1 in images, last in rows of matrix products."""
     form = reading.form
     axis = 1 if _is_image(form) else len(shape) - 1
     if shape[axis] != channels:
@@ -253,36 +258,36 @@ def _channel_axis(reading: Reading, shape: torch.Size, channels: int) -> int:
 
 
 class ChannelTracer:
-    """How far the channels of a value move when units of ops before it do: J v, by two backward passes."""
+    """Measure how far channels of a value move with units of earlier ops: J v, by two backward passes."""
 
     def __init__(self, graph: Graph, link: Link, axis: int, paths: FeaturePaths) -> None:
         self._graph, self._link, self._axis, self._paths = graph, link, axis, paths
         shape, dtype = graph.output_shape(link.value), graph.output_dtype(link.value)
         self._device = next(iter(graph.leaves.values())).variable.device
         self._cotangent = torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
-        self._pulled = self._pull([link.first.use.node])[0]
+        self._pullback = self._pull([link.first.use.node])[0]
 
     def of(self, units: Tensor) -> Tensor:
-        """When these units of the first op move: (channels,)."""
-        assert self._pulled is not None
-        step = _random(self._pulled)
+        """Return how far channels move with these units of the first op: (channels,)."""
+        assert self._pullback is not None
+        step = _random(self._pullback)
         first = self._link.first
         axis = 1 if _is_image(first.form) else step.dim() - 1
-        chosen = torch.zeros(step.shape[axis], dtype=torch.bool, device=step.device)
-        chosen[units] = True
-        return self._pushed([self._pulled], [(step.movedim(axis, -1) * chosen).movedim(-1, axis)])
+        mask = torch.zeros(step.shape[axis], dtype=torch.bool, device=step.device)
+        mask[units] = True
+        return self._push([self._pullback], [(step.movedim(axis, -1) * mask).movedim(-1, axis)])
 
     def foreign(self) -> Tensor:
-        """Which channels move when all other ops do that feed the second."""
+        """Return which channels move with the other ops that feed the second."""
         first = self._link.first.use.node
         others = [node for node in self._paths.sources([self._link.value]) if node is not first]
         pulled = [g for g in self._pull(others) if g is not None] if others else []
         if not pulled:
             return torch.zeros(self._cotangent.shape[self._axis], dtype=torch.bool, device=self._device)
-        return self._pushed(pulled, [_random(g) for g in pulled]) > 0
+        return self._push(pulled, [_random(g) for g in pulled]) > 0
 
     def _pull(self, nodes: Collection[Node]) -> tuple[Tensor | None, ...]:
-        with _cut(self._paths.stops, nodes, self._link.between):
+        with _isolate_path(self._paths.stops, nodes, self._link.between):
             return torch.autograd.grad(
                 [GradientEdge(*self._link.value)],
                 [GradientEdge(node, 0) for node in nodes],
@@ -291,9 +296,9 @@ class ChannelTracer:
                 allow_unused=True,
             )
 
-    def _pushed(self, pulled: list[Tensor], steps: list[Tensor]) -> Tensor:
-        (moved,) = torch.autograd.grad(pulled, self._cotangent, steps, retain_graph=True)
-        return moved.detach().double().square().movedim(self._axis, -1).flatten(0, -2).sum(0).sqrt()
+    def _push(self, pulled: list[Tensor], steps: list[Tensor]) -> Tensor:
+        (movement,) = torch.autograd.grad(pulled, self._cotangent, steps, retain_graph=True)
+        return movement.detach().double().square().movedim(self._axis, -1).flatten(0, -2).sum(0).sqrt()
 
 
 def _random(like: Tensor) -> Tensor:
@@ -301,19 +306,18 @@ def _random(like: Tensor) -> Tensor:
 
 
 @contextmanager
-def _cut(stops: Collection[Node], asked: Collection[Node], between: Collection[Node]) -> Iterator[None]:
-    """Nothing passes other weights, since what lies behind them comes by another way; norms pass everything as it is,
-    though they take a mean away that mixes all channels."""
+def _isolate_path(stops: Collection[Node], targets: Collection[Node], between: Collection[Node]) -> Iterator[None]:
+    """Block gradients at other weights, and pass them unchanged through norms, whose means mix all channels."""
 
     def nothing(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
         return tuple(None if g is None else torch.zeros_like(g) for g in gradients)
 
     def unchanged(
-        gradients: tuple[Tensor | None, ...], arrived: tuple[Tensor | None, ...]
+        gradients: tuple[Tensor | None, ...], output_gradients: tuple[Tensor | None, ...]
     ) -> tuple[Tensor | None, ...]:
-        return (arrived[0], *(None if g is None else torch.zeros_like(g) for g in gradients[1:]))
+        return (output_gradients[0], *(None if g is None else torch.zeros_like(g) for g in gradients[1:]))
 
-    handles = [node.register_prehook(nothing) for node in stops if node not in asked]
+    handles = [node.register_prehook(nothing) for node in stops if node not in targets]
     handles += [node.register_hook(unchanged) for node in between if node.name() in _NORMS]
     try:
         yield
@@ -322,21 +326,22 @@ def _cut(stops: Collection[Node], asked: Collection[Node], between: Collection[N
             handle.remove()
 
 
-def _completed(origin: Tensor, foreign: Tensor, channels: int) -> Tensor:
-    """Inputs that did not move (dead units) get the channel they have in the regular order that fits all others."""
+def _fill_dead_channels(origin: Tensor, foreign: Tensor, channels: int) -> Tensor:
+    """Assign inputs that did not move (dead units) the channel of the regular order that fits all others."""
     inputs, unknown = len(origin), origin < 0
     if not bool(unknown.any()) or bool(unknown.all()):
         return origin
-    place = torch.arange(inputs, device=origin.device)
+    index = torch.arange(inputs, device=origin.device)
     if inputs % channels == 0 and not bool(foreign.any()):
         repeats = inputs // channels
         for group in (d for d in range(1, channels + 1) if channels % d == 0):
-            # (groups, repeats, group): 1 is flattened channels, `channels` is channels last, between them shared heads
-            regular = place // (group * repeats) * group + place % group
+            # (groups, repeats, group): group 1 is flattened channels, `channels` is channels last, otherwise shared
+            # heads
+            regular = index // (group * repeats) * group + index % group
             if bool((unknown | (origin == regular)).all()):
                 return regular
-    shift = (place - origin)[~unknown]
-    if bool((shift == shift[0]).all()):  # one piece of a concatenation
-        inside = (place >= shift[0]) & (place < shift[0] + channels) & unknown & ~foreign
-        return torch.where(inside, place - shift[0], origin)
+    shift = (index - origin)[~unknown]
+    if bool((shift == shift[0]).all()):  # a part of a concatenation
+        inside = (index >= shift[0]) & (index < shift[0] + channels) & unknown & ~foreign
+        return torch.where(inside, index - shift[0], origin)
     return origin

@@ -1,4 +1,4 @@
-"""Gradients of the outputs at layers' preactivations: df/dh for h = W x, some samples at a time."""
+"""Gradients of outputs with respect to preactivations, df/dh for h = W x, for some samples at a time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ from featlearn.network.inputs import ModelWithInputs
 
 
 class PreactivationGradients:
-    """The samples [begin, end) of a batch, captured."""
+    """Captured samples [begin, end) of a batch."""
 
     def __init__(
         self, measurement: Measurement, batch: ModelWithInputs, begin: int, end: int, like: WeightMatrices
@@ -24,43 +24,43 @@ class PreactivationGradients:
         self._matrices = weight_matrices(self._chunk, like)
 
     def weight_matrix(self, name: str) -> WeightMatrix:
-        """The weight of this name and where these samples met it."""
-        found = self._matrices
-        if name not in found.found:
-            reason = found.left_out.get(name, "only some of the samples use it")
-            raise UnsupportedModelError(
-                f"{name} cannot be measured on all samples: {reason}; leave it out with layers="
-            )
-        return found.found[name]
+        """Return the weight of this name, with its uses for these samples."""
+        matrices = self._matrices
+        if name not in matrices.by_name:
+            reason = matrices.left_out.get(name, "only some of the samples use it")
+            raise UnsupportedModelError(f"{name} cannot be measured on all samples: {reason}; exclude it with layers=")
+        return matrices.by_name[name]
 
     def at(self, names: Sequence[str], direction: Tensor) -> Mapping[str, Tensor]:
-        """Gradients of direction . f with respect to h: (samples, positions, units) for every name.
+        """Return gradients of direction . f with respect to h, (samples, positions, units), by name.
 
         `direction` is (C,), or (samples, C).
         """
-        chosen = {name: self.weight_matrix(name) for name in names}
-        readings = [reading for one in chosen.values() for reading in one.readings]
-        arrived = iter(preactivation_gradients(self._chunk, readings, direction))
-        found = {}
-        for name, one in chosen.items():
-            whole = torch.cat([next(arrived) for _ in one.readings], 1)
-            found[name] = whole if one.units is None else whole[..., one.units]
-        return found
+        matrices = {name: self.weight_matrix(name) for name in names}
+        readings = [reading for matrix in matrices.values() for reading in matrix.readings]
+        gradients = iter(preactivation_gradients(self._chunk, readings, direction))
+        result = {}
+        for name, matrix in matrices.items():
+            joined = torch.cat([next(gradients) for _ in matrix.readings], 1)
+            result[name] = joined if matrix.units is None else joined[..., matrix.units]
+        return result
 
 
-def chosen_layers(found: WeightMatrices, layers: str | Sequence[str] | None) -> list[str]:
-    """Names of the weights that the globs match, by their own names or by those of their layers."""
+def select_layers(weight_matrices: WeightMatrices, layers: str | Sequence[str] | None) -> list[str]:
+    """Return the names of weights that the globs match, by weight name or layer name."""
     if layers is None:
-        if not found.found:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in found.left_out.items())
+        if not weight_matrices.by_name:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in weight_matrices.left_out.items())
             raise UnsupportedModelError(f"the model has no trainable weights that multiply their inputs. {reasons}")
-        return list(found.found)
-    unread = {name.rpartition(".")[0]: name for name in found.left_out} | {name: name for name in found.left_out}
-    owners = {one.layer for one in found.found.values()}
-    names = list(dict.fromkeys([*found.found, *sorted(owners), *unread]))
+        return list(weight_matrices.by_name)
+    unread = {name.rpartition(".")[0]: name for name in weight_matrices.left_out} | {
+        name: name for name in weight_matrices.left_out
+    }
+    owners = {matrix.layer for matrix in weight_matrices.by_name.values()}
+    names = list(dict.fromkeys([*weight_matrices.by_name, *sorted(owners), *unread]))
     matched = set(matching(names, layers, "layers", "layer"))
-    chosen = [name for name, one in found.found.items() if name in matched or one.layer in matched]
-    if not chosen:
+    selected = [name for name, matrix in weight_matrices.by_name.items() if name in matched or matrix.layer in matched]
+    if not selected:
         name = unread[next(name for name in names if name in matched)]
-        raise UnsupportedModelError(f"{name} is not read as a linear map: {found.left_out[name]}")
-    return chosen
+        raise UnsupportedModelError(f"{name} is not a linear map: {weight_matrices.left_out[name]}")
+    return selected

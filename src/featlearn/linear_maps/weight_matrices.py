@@ -1,7 +1,7 @@
-"""Weights as the linear maps that the forward pass applied: h = W x for the rows x of every sample and position.
+"""Weights as the linear maps of the forward pass: h = W x for the rows x of every sample and position.
 
-They are found from the uses of parameters, not from modules: a fused attention weight that a layer cuts into
-pieces gives several matrices, a layer called twice gives one with more rows, a normalized weight enters with its value.
+Matrices come from uses of parameters, not modules. A fused attention weight gives several matrices, a layer called
+twice gives a single matrix with more rows, and a normalized weight enters with its value.
 """
 
 import re
@@ -23,69 +23,70 @@ from featlearn.ops.reading import Reading
 
 @dataclass(frozen=True)
 class WeightMatrix:
-    """One weight matrix and all the places where the forward pass applied it."""
+    """A weight matrix and all its uses in the forward pass."""
 
     layer: str
     """`named_modules()` name of the first owner of its parameters."""
     parameters: tuple[str, ...]
     weight: Tensor
-    """(outputs, inputs), float64; the blocks of a grouped layer stand on the diagonal."""
+    """(outputs, inputs), float64; block diagonal for grouped layers."""
     readings: tuple[Reading, ...]
     blocks: int = 1
     row_taps: int = 1
-    """How many neighboring inputs belong to one channel (the kernel's area of a convolution)."""
+    """Number of adjacent inputs per channel (the kernel area of a convolution)."""
     grad_taps: int = 1
-    """The same for outputs (transposed convolutions)."""
+    """Number of adjacent outputs per channel (transposed convolutions)."""
     plain: bool = True
-    """Whether the weight is the parameter itself, perhaps rearranged, and not made from it."""
+    """Whether the weight is the parameter, possibly rearranged, and not computed from it."""
     role: str | None = None
-    """`"q"`, `"k"` or `"v"` for what enters attention as queries, keys or values."""
+    """`"q"`, `"k"` or `"v"` for queries, keys, or values of attention."""
     units: Tensor | None = None
-    """Which outputs of the op these are, where it is one part of a fused projection."""
+    """Output indices of the op, for a part of a fused projection."""
 
     @property
     def positions(self) -> int:
-        """How many rows each sample has."""
+        """Number of rows per sample."""
         return sum(reading.form.positions for reading in self.readings if isinstance(reading.form, Outer))
 
 
 @dataclass(frozen=True)
 class WeightMatrices:
-    """All weight matrices of a network by name, and the weights that are none: parameter -> reason."""
+    """All weight matrices of a network by name."""
 
-    found: Mapping[str, WeightMatrix]
+    by_name: Mapping[str, WeightMatrix]
     left_out: Mapping[str, str]
+    """Parameters that are not linear maps -> reason."""
     roles: Mapping[tuple[str, ...], Sequence["Parts"]]
 
 
 Parts = Mapping[str, Tensor]
-"""Role in attention -> which of an op's units have it; empty where they have none."""
+"""Role in attention -> mask of an op's units; empty without roles."""
 
 
 def weight_matrices(chunk: Chunk, like: WeightMatrices | None = None) -> WeightMatrices:
-    """Every weight that multiplies rows in the forward pass of this chunk.
+    """Return all weights that multiply rows in the forward pass of this chunk.
 
-    `like`: what another chunk of the same network has, whose roles in attention are taken over.
+    `like` are the matrices of another chunk of the same network, whose attention roles are reused.
     """
-    whole, left_out = _whole(chunk)
-    roles = _roles(chunk, whole) if like is None else like.roles
+    unsplit, left_out = _unsplit_weights(chunk)
+    roles = _roles(chunk, unsplit) if like is None else like.roles
     layers: dict[str, list[WeightMatrix]] = defaultdict(list)
-    for parameters in sorted(whole, key=lambda names: [*chunk.parameters].index(names[0])):
-        known = roles.get(parameters, ())
-        for number, one in enumerate(whole[parameters]):
-            layers[one.layer] += _taken_apart(one, known[number] if number < len(known) else {})
+    for parameters in sorted(unsplit, key=lambda names: [*chunk.parameters].index(names[0])):
+        parts = roles.get(parameters, ())
+        for number, matrix in enumerate(unsplit[parameters]):
+            layers[matrix.layer] += _split(matrix, parts[number] if number < len(parts) else {})
     named: dict[str, WeightMatrix] = {}
-    for layer, same in layers.items():
-        named |= _named(layer, same, named)
+    for layer, layer_matrices in layers.items():
+        named |= _name_matrices(layer, layer_matrices, named)
     return WeightMatrices(named, left_out, roles)
 
 
-Whole = dict[tuple[str, ...], list[WeightMatrix]]
-"""Parameters -> the weights that are made from them."""
+Unsplit = dict[tuple[str, ...], list[WeightMatrix]]
+"""Parameters -> weights computed from them."""
 
 
-def _whole(chunk: Chunk) -> tuple[Whole, dict[str, str]]:
-    """Weights before fused ones are taken apart, and parameters that are left out."""
+def _unsplit_weights(chunk: Chunk) -> tuple[Unsplit, dict[str, str]]:
+    """Return weights before splitting fused ones, and parameters that are not linear maps."""
     owners: dict[int, list[str]] = defaultdict(list)
     readings: dict[int, Reading] = {}
     left_out: dict[str, str] = {}
@@ -95,21 +96,21 @@ def _whole(chunk: Chunk) -> tuple[Whole, dict[str, str]]:
         for reading in uses.readings if uses.fallback_reason is None else ():
             owners[id(reading)].append(name)
             readings[id(reading)] = reading
-    whole: Whole = defaultdict(list)
+    whole: Unsplit = defaultdict(list)
     keys: dict[tuple[str, ...], list[object]] = defaultdict(list)
     for number, reading in readings.items():
         names = tuple(sorted(owners[number], key=[*chunk.parameters].index))
-        single = _weight_matrix(chunk, names, reading)
-        if isinstance(single, str):
-            left_out |= {name: single for name in names if _is_matrix(chunk.parameters[name])}
-        elif single is not None:
-            _place(whole[names], keys[names], single, _key(chunk, names, reading))
+        matrix = _weight_matrix(chunk, names, reading)
+        if isinstance(matrix, str):
+            left_out |= {name: matrix for name in names if _is_matrix(chunk.parameters[name])}
+        elif matrix is not None:
+            _add_use(whole[names], keys[names], matrix, _key(chunk, names, reading))
     for name, uses in chunk.uses.items():
         used = any(name in names for names in whole)
         if uses.fallback_reason is None and not used and name not in left_out and _is_matrix(chunk.parameters[name]):
-            left_out[name] = "its rules give gradients directly: it is added or multiplied entry by entry, or a table"
-    kept = {names: same for names, same in whole.items() if not left_out.keys() & set(names)}
-    return kept, left_out
+            left_out[name] = "its rules give gradients directly: it is added or multiplied elementwise, or a table"
+    accepted = {names: matrices for names, matrices in whole.items() if not left_out.keys() & set(names)}
+    return accepted, left_out
 
 
 def _is_matrix(parameter: Tensor) -> bool:
@@ -117,18 +118,18 @@ def _is_matrix(parameter: Tensor) -> bool:
 
 
 def _layer(parameter: str) -> str:
-    """The module that owns a parameter; what torch's parametrizations put in between is no layer."""
+    """Return the module that owns a parameter, without torch's parametrization modules."""
     return re.sub(r"(^|\.)parametrizations\.\w+$", "", parameter.rpartition(".")[0])
 
 
 def _key(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> object:
-    """Equal for two uses of one weight: their orientation, and for a weight that is made from parameters how it is."""
+    """Return a key that is equal for uses of the same weight: orientation, and how the weight is computed."""
     form = reading.form
     assert isinstance(form, Outer)
-    where = chunk.uses[names[0]].matrix_view
-    if where is not None:
-        return form.rows_first != where.flipped[reading.value], where.scales[reading.value]
-    # The gradient of one fixed combination of its entries: other entries, or other functions of them, have another.
+    view = chunk.uses[names[0]].matrix_view
+    if view is not None:
+        return form.rows_first != view.flipped[reading.value], view.scales[reading.value]
+    # The gradient of a fixed random combination of its entries identifies the entries and their function.
     graph = chunk.graph
     assert graph is not None
     shape, dtype = graph.output_shape(reading.value), graph.output_dtype(reading.value)
@@ -140,37 +141,37 @@ def _key(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> object:
     return (form.rows_first, *bits)
 
 
-def _place(same: list[WeightMatrix], keys: list[object], new: WeightMatrix, key: object) -> None:
-    """A weight applied several times is one matrix."""
+def _add_use(matrices: list[WeightMatrix], keys: list[object], matrix: WeightMatrix, key: object) -> None:
+    """Add a use; a weight applied several times is a single matrix."""
     if key in keys:
         number = keys.index(key)
-        same[number] = replace(same[number], readings=(*same[number].readings, *new.readings))
+        matrices[number] = replace(matrices[number], readings=(*matrices[number].readings, *matrix.readings))
     else:
-        same.append(new)
+        matrices.append(matrix)
         keys.append(key)
 
 
 def _weight_matrix(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> WeightMatrix | str | None:
-    """One use as a linear map; a reason if it cannot be one, None for what is no matrix product at all."""
+    """Return a use as a linear map, a reason if it is not linear, or None if it is not a matrix product."""
     form = reading.form
     if not isinstance(form, Outer):
         return None
     if form.indexed:
-        return "rows of it are looked up, as in an embedding table"
+        return "its rows are looked up, as in an embedding table"
     if form.linear_map is None:
         return f"the rule for {reading.use.node.name()} declares no LinearMap"
     layers = sorted({_layer(name) for name in names})
     if len(layers) > 1:
-        return f"the weight is made from parameters of several layers: {', '.join(layers)}"
-    operand, where = form.linear_map.weight, chunk.uses[names[0]].matrix_view
-    plain = where is not None and where.scales[reading.value] == 1.0
+        return f"the weight is computed from parameters of several layers: {', '.join(layers)}"
+    operand, view = form.linear_map.weight, chunk.uses[names[0]].matrix_view
+    plain = view is not None and view.scales[reading.value] == 1.0
     if operand is None:
         operand = _rearranged(chunk, names, reading)
     if operand is None:
-        return "the weight is computed from its parameters, and the op has not kept it"
+        return "the weight is computed from its parameters, and the op did not save it"
     if form.linear_map.weight is not None and operand.shape != reading.use.shape:
-        given, expected = tuple(operand.shape), tuple(reading.use.shape)
-        return f"the rule for {reading.use.node.name()} declares a weight of shape {given}, expected {expected}"
+        declared, expected = tuple(operand.shape), tuple(reading.use.shape)
+        return f"the rule for {reading.use.node.name()} declares a weight of shape {declared}, expected {expected}"
     sizes = (form.row_size, form.grad_size) if form.rows_first else (form.grad_size, form.row_size)
     blocks = operand.detach().double().reshape(form.blocks, *sizes)
     matrix = torch.block_diag(*(blocks.mT if form.rows_first else blocks))
@@ -179,22 +180,24 @@ def _weight_matrix(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> We
 
 
 def _rearranged(chunk: Chunk, names: tuple[str, ...], reading: Reading) -> Tensor | None:
-    """The operand where it is the parameter itself, perhaps with its entries in another order."""
-    where = chunk.uses[names[0]].matrix_view
-    if len(names) > 1 or where is None:
+    """Return the operand if it is the parameter, possibly with rearranged entries."""
+    layout = chunk.uses[names[0]].matrix_view
+    if len(names) > 1 or layout is None:
         return None
-    view = matrix_view(
-        chunk.parameters[names[0]].detach(), Factors((), where.blocks, where.first, where.second, order=where.order)
+    operand = matrix_view(
+        chunk.parameters[names[0]].detach(), Factors((), layout.blocks, layout.first, layout.second, order=layout.order)
     )
-    view = where.scales[reading.value] * view
-    return view.mT if where.flipped[reading.value] else view
+    operand = layout.scales[reading.value] * operand
+    return operand.mT if layout.flipped[reading.value] else operand
 
 
-def _roles(chunk: Chunk, whole: Whole) -> dict[tuple[str, ...], list[Parts]]:
-    """What the ops that feed attention give to it: gradients of queries, keys and values reach the units they use."""
+def _roles(chunk: Chunk, unsplit: Unsplit) -> dict[tuple[str, ...], list[Parts]]:
+    """Determine roles of units by the gradients of queries, keys, and values of attention."""
     graph = chunk.graph
     assert graph is not None
-    readings = {reading.use.node: reading for same in whole.values() for one in same for reading in one.readings}
+    readings = {
+        reading.use.node: reading for matrices in unsplit.values() for matrix in matrices for reading in matrix.readings
+    }
     masks: dict[Node, dict[str, Tensor]] = defaultdict(dict)
     generator = torch.Generator("cpu").manual_seed(0)
     for attention in attentions(graph, readings.keys()):
@@ -211,65 +214,73 @@ def _roles(chunk: Chunk, whole: Whole) -> dict[tuple[str, ...], list[Parts]]:
                 if gradient is not None:
                     used = (form.grads(gradient.detach()).flatten(2) != 0).flatten(0, 1).any(0)
                     masks[node][role] = masks[node][role] | used if role in masks[node] else used
-    return {names: [_parts(one, masks) for one in same] for names, same in whole.items()}
+    return {names: [_parts(matrix, masks) for matrix in matrices] for names, matrices in unsplit.items()}
 
 
-def _parts(one: WeightMatrix, masks: Mapping[Node, Parts]) -> Parts:
-    """The roles of a weight's units, if it has the same ones wherever it is applied and every unit has just one."""
-    found = [masks.get(reading.use.node, {}) for reading in one.readings]
-    if not found[0] or any(mask.keys() != found[0].keys() for mask in found):
+def _parts(matrix: WeightMatrix, masks: Mapping[Node, Parts]) -> Parts:
+    """Return the roles of a weight's units, if they are equal in all uses and unique per unit."""
+    use_masks = [masks.get(reading.use.node, {}) for reading in matrix.readings]
+    if not use_masks[0] or any(mask.keys() != use_masks[0].keys() for mask in use_masks):
         return {}
-    count = torch.stack([*found[0].values()]).sum(0)
+    count = torch.stack([*use_masks[0].values()]).sum(0)
     if bool((count > 1).any()):
         return {}
-    return found[0] if bool((count == 1).all()) else _completed(found[0])
+    return use_masks[0] if bool((count == 1).all()) else _fill_dead_units(use_masks[0])
 
 
-def _completed(parts: Parts) -> Parts:
-    """Units without a role (dead ones) get that of the regular order of heads and roles which fits all others."""
+def _fill_dead_units(parts: Parts) -> Parts:
+    """Assign units without a role (dead units) the role of the regular order that fits all others."""
     roles, units = list(parts), len(next(iter(parts.values())))
     if units % len(roles):
         return {}
-    place = torch.arange(units, device=next(iter(parts.values())).device)
+    index = torch.arange(units, device=next(iter(parts.values())).device)
     for size in (d for d in range(units // len(roles), 0, -1) if units // len(roles) % d == 0):
-        turn = place // size % len(roles)  # (heads, roles, size)
-        owners = [{role for role in roles if bool(parts[role][turn == number].any())} for number in range(len(roles))]
+        role_index = index // size % len(roles)  # (heads, roles, size)
+        owners = [
+            {role for role in roles if bool(parts[role][role_index == number].any())} for number in range(len(roles))
+        ]
         if all(len(owner) == 1 for owner in owners) and len(set.union(*owners)) == len(roles):
-            return {owner.pop(): turn == number for number, owner in enumerate(owners)}
+            return {owner.pop(): role_index == number for number, owner in enumerate(owners)}
     return {}
 
 
-def _taken_apart(one: WeightMatrix, parts: Parts) -> list[WeightMatrix]:
-    """A weight with its role, or the parts of a fused one."""
+def _split(matrix: WeightMatrix, parts: Parts) -> list[WeightMatrix]:
+    """Return a weight with its role, or the parts of a fused weight."""
     if len(parts) <= 1:
-        return [replace(one, role=next(iter(parts), None))]
-    places = {role: mask.nonzero().flatten() for role, mask in parts.items()}
+        return [replace(matrix, role=next(iter(parts), None))]
+    indices = {role: mask.nonzero().flatten() for role, mask in parts.items()}
     return [
-        replace(one, weight=one.weight[places[role]], role=role, units=places[role]) for role in "qkv" if role in places
+        replace(matrix, weight=matrix.weight[indices[role]], role=role, units=indices[role])
+        for role in "qkv"
+        if role in indices
     ]
 
 
-def _named(layer: str, same: Sequence[WeightMatrix], taken: Mapping[str, WeightMatrix]) -> dict[str, WeightMatrix]:
-    """One weight has its layer's name; several are told apart by role, by parameter, or else by number."""
-    if len(same) == 1:
-        return {layer: same[0]}
-    roles = [one.role for one in same]
+def _name_matrices(
+    layer: str, matrices: Sequence[WeightMatrix], used: Mapping[str, WeightMatrix]
+) -> dict[str, WeightMatrix]:
+    """Name a single weight like its layer, and several weights by role, parameter, or number."""
+    if len(matrices) == 1:
+        return {layer: matrices[0]}
+    roles = [matrix.role for matrix in matrices]
     if None not in roles and len(set(roles)) == len(roles):
-        ordered = sorted(same, key=lambda one: "qkv".index(str(one.role)))
-        return _numbered([(f"{layer}.{one.role}".lstrip("."), one) for one in ordered], taken)
-    return _numbered([(one.parameters[0], one) for one in same], taken)
+        ordered = sorted(matrices, key=lambda matrix: "qkv".index(str(matrix.role)))
+        return _number_duplicates([(f"{layer}.{matrix.role}".lstrip("."), matrix) for matrix in ordered], used)
+    return _number_duplicates([(matrix.parameters[0], matrix) for matrix in matrices], used)
 
 
-def _numbered(named: Sequence[tuple[str, WeightMatrix]], taken: Mapping[str, WeightMatrix]) -> dict[str, WeightMatrix]:
-    """Equal names get a number each."""
+def _number_duplicates(
+    named: Sequence[tuple[str, WeightMatrix]], used: Mapping[str, WeightMatrix]
+) -> dict[str, WeightMatrix]:
+    """Append numbers to duplicate names."""
     names = [name for name, _ in named]
-    found: dict[str, WeightMatrix] = {}
-    for name, one in named:
+    result: dict[str, WeightMatrix] = {}
+    for name, matrix in named:
         number, unique = 0, name
-        while names.count(name) > 1 or unique in taken:
+        while names.count(name) > 1 or unique in used:
             unique = f"{name}[{number}]"
-            if unique not in found and unique not in taken:
+            if unique not in result and unique not in used:
                 break
             number += 1
-        found[unique] = one
-    return found
+        result[unique] = matrix
+    return result

@@ -1,8 +1,8 @@
-"""What a kernel says: pure functions of tensors, for one kernel or a stack of them.
+"""Metrics of kernels: pure functions of tensors, for one kernel or a stack of kernels.
 
-Kernels are (..., P, P); leading axes (time, layers, seeds) are kept. Sums run in float64 whatever the input; results
-are float64 tensors on the kernel's device. A quantity that is undefined (a zero kernel, a constant target after
-centering) is nan.
+Kernels are (..., P, P); leading axes (time, layers, seeds) are kept. Sums run in float64 for any input dtype. Results
+are float64 tensors on the kernel's device. Undefined quantities (a zero kernel, a constant target after centering) are
+nan.
 """
 
 from importlib import import_module
@@ -81,7 +81,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a metric on first use, unless a watched run needs it."""
+    """Load a metric on first use."""
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
     return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -1,4 +1,4 @@
-"""How far a kernel has moved, how fast, and at which feature rate."""
+"""Kernel distance, kernel velocity, and feature rate."""
 
 import torch
 from torch import Tensor
@@ -19,18 +19,19 @@ from featlearn.signatures import name_keywords
 
 @name_keywords()
 def kernel_distance(K1: Tensor, K2: Tensor, *, centered: bool = False) -> Tensor:
-    """1 - cosine of two kernels, <K1, K2> / (|K1|_F |K2|_F); stacks are compared pair by pair, or with one kernel.
+    """Compute 1 - cosine of two kernels, with cosine <K1, K2> / (|K1|_F |K2|_F).
 
-    Insensitive to scale: 0 where one kernel is a multiple of the other. nan where a kernel vanishes.
+    Stacks of equal length are compared pair by pair; a single kernel is compared with every kernel of a stack. The
+    distance ignores scale: it is 0 if the kernels are proportional. nan if a kernel is zero.
 
-    `centered=True` compares H K H, H = I - 1 1^T / P. Kernels of networks with biases or ReLUs are mostly a constant,
-    which hides the change of the rest: a distance of 0.005 can be 0.16 after centering.
+    `centered=True` compares H K H, with H = I - 1 1^T / P. Kernels of networks with biases or ReLUs are dominated by a
+    constant, which hides other changes: a distance of 0.005 can be 0.16 after centering.
     """
     a, b = checked_tensor(K1, "K1"), checked_tensor(K2, "K2")
     if a.dim() < 2 or b.dim() < 2 or a.shape[-2:] != b.shape[-2:] or not a.numel() or not b.numel():
         raise InputValueError(f"K1 has shape {tuple(a.shape)} and K2 {tuple(b.shape)}, expected kernels of equal size")
     _refuse_unequal_stacks(("K1", a), ("K2", b))
-    a, b = (_of_norm_one(_centered(kernel) if centered else kernel) for kernel in (a, b.to(a.device)))
+    a, b = (_normalized(_centered(kernel) if centered else kernel) for kernel in (a, b.to(a.device)))
     # 1 - cos = |a - b|^2 / 2 keeps its digits where the kernels are nearly parallel.
     return (a - b).square().sum((-2, -1)) / 2
 
@@ -39,7 +40,7 @@ def _centered(kernel: Tensor) -> Tensor:
     return without_constant(scaled(kernel, (-2, -1))[0])
 
 
-def _of_norm_one(kernel: Tensor) -> Tensor:
+def _normalized(kernel: Tensor) -> Tensor:
     kernel = scaled(kernel, (-2, -1))[0]
     return ratio(kernel, torch.linalg.matrix_norm(kernel, keepdim=True).expand_as(kernel))
 
@@ -50,14 +51,14 @@ def _refuse_unequal_stacks(first: tuple[str, Tensor], second: tuple[str, Tensor]
         torch.broadcast_shapes(*(shape[:-2] for shape in shapes))
     except RuntimeError:
         raise InputValueError(
-            f"{first[0]} has shape {shapes[0]} and {second[0]} {shapes[1]}, expected stacks of equal length, or one "
-            "kernel beside a stack"
+            f"{first[0]} has shape {shapes[0]} and {second[0]} {shapes[1]}, expected stacks of equal "
+            "length, or a single kernel and a stack"
         ) from None
 
 
 @name_keywords()
 def kernel_velocity(kernels: Tensor, times: Tensor, *, centered: bool = False) -> Tensor:
-    """Distance between neighboring kernels of a run (T, P, P), divided by the time between them: (T - 1,).
+    """Compute the distance between consecutive kernels of a run (T, P, P), divided by the elapsed time: (T - 1,).
 
     `centered` as in `kernel_distance`.
     """
@@ -69,25 +70,25 @@ def kernel_velocity(kernels: Tensor, times: Tensor, *, centered: bool = False) -
         )
     steps = moments.diff()
     if not bool((steps > 0).all()):
-        raise InputValueError("times do not increase, expected the times of the kernels in order")
+        raise InputValueError("times are not increasing, expected kernels in order of time")
     return kernel_distance(stack[1:], stack[:-1], centered=centered) / steps
 
 
 @name_keywords()
 def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False, centered: bool = False) -> Tensor:
-    """The effective feature rate gamma: K1 aligns with the task as K0 + gamma y y^T would.
+    """Compute the effective feature rate gamma: K1 has the alignment of K0 + gamma y y^T.
 
     See Shan & Bordelon 2021a, Eq. 20 (corrected).
 
     gamma = |K0|_F / |y|^2 * (A1 sqrt((1 - A0^2) / (1 - A1^2)) - A0), with A0, A1 the alignments of K0 and K1. The
-    print has the numerator of the wrong kernel, and gives an alignment above 1. Unique for A1 < 1; negative where
-    alignment fell; nan where an alignment is 1, up to the rounding of the format in which the kernel came.
-    `normalized=True` measures it for K / |K0| and y / |y| (Shan & Bordelon 2021a, Sec. 7), which is comparable between
-    networks; in raw units gamma scales as |K0| / |y|^2. `centered=True` centers kernels and targets first, as
-    `centered_alignment` does.
+    print has the numerator of the wrong kernel, and gives an alignment above 1. gamma is unique for A1 < 1, negative if
+    alignment fell, and nan if an alignment is 1 up to rounding in the dtype of the kernel. `normalized=True` uses K /
+    |K0| and y / |y| (Shan & Bordelon 2021a, Sec. 7), which can be compared between networks. In raw units gamma scales
+    as |K0| / |y|^2. `centered=True` centers kernels and targets first, as `centered_alignment` does.
 
-    K0 and K1 are (..., P, P) with y (P,); for several classes (..., C, P, P) with y (P, C): the mean over classes. A
-    stack is compared with one kernel (with C of them, for classes), or with a stack of equal length.
+    K0 and K1 are (..., P, P) with y (P,); for several classes they are (..., C, P, P) with y (P, C), and the result is
+    averaged over classes. A stack is compared with a single kernel (C kernels for classes), or with a stack of equal
+    length.
     """
     first, last = checked_kernel(K0, "K0"), checked_kernel(K1, "K1").to(K0.device)
     if first.shape[-2:] != last.shape[-2:]:
@@ -102,8 +103,8 @@ def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False,
             "kernel for every column, (..., C, P, P): measure them with fl.ntk(outputs='each')"
         )
     _refuse_unequal_stacks(("K0", first), ("K1", last))
-    each = targets.T if classes > 1 else targets[:, 0]
-    direction, height = scaled(each, (-1,))
+    columns = targets.T if classes > 1 else targets[:, 0]
+    direction, height = scaled(columns, (-1,))
     size = direction.norm(dim=-1, keepdim=True)
     direction = ratio(direction, size.expand_as(direction))
     first, largest = scaled(first, (-2, -1))
@@ -118,10 +119,10 @@ def feature_rate(K0: Tensor, K1: Tensor, y: Tensor, *, normalized: bool = False,
 
 
 def _split(kernel: Tensor, direction: Tensor, precision: float) -> tuple[Tensor, Tensor]:
-    """The part of kernels (..., P, P) along u u^T, for unit vectors u (..., P), and the size of what is left.
+    """Return the part of kernels (..., P, P) along u u^T, for unit vectors u (..., P), and the norm of the remainder.
 
-    They are |K| A and |K| sqrt(1 - A^2); from the remainder itself, as 1 - A^2 cancels. The second is nan where it is
-    rounding, and A is 1.
+    The two are |K| A and |K| sqrt(1 - A^2). The second is computed from the remainder, because 1 - A^2 cancels. It is
+    nan where it is within rounding, that is, where A is 1.
     """
     along = (direction * (kernel @ direction[..., None])[..., 0]).sum(-1)
     task = direction[..., :, None] * direction[..., None, :]

@@ -1,4 +1,4 @@
-"""Curves over time: when something happens, how steeply a loss falls, whether two predictors agree."""
+"""Curves over time: crossing times, log-log slopes, and agreement of two predictors."""
 
 from typing import Literal, NamedTuple
 
@@ -17,18 +17,18 @@ def _curve(times: Tensor, values: Tensor, name: str) -> tuple[Tensor, Tensor]:
             f"times have shape {tuple(t.shape)} and {name} {tuple(v.shape)}, expected equal length, at least two"
         )
     if not bool((t.diff() > 0).all()):
-        raise InputValueError("times do not increase, expected them in order")
+        raise InputValueError("times are not increasing, expected them in order")
     return t, v.to(t.device)
 
 
 def time_to(times: Tensor, values: Tensor, fraction: float, of: Literal["final", "initial"] = "final") -> float:
-    """The first time at which a curve reaches `fraction` of its final (or initial) value, by linear interpolation.
+    """Return the first time a curve reaches `fraction` of its final (or initial) value, by linear interpolation.
 
-    `time_to(t, alignment, 0.9)` is t_90 of an alignment, `time_to(t, loss, 0.5, of="initial")` the half-loss time. The
-    first time where the curve starts exactly there, nan where it never gets there. A rising curve that starts above the
-    level does not get there either, unless it falls back to it: nan says that the event was over before the first
-    measurement, or that there was none. So t_10 of the kernel norm of a lazy run, which starts at nearly its final
-    value, is nan.
+    `time_to(t, alignment, 0.9)` is t_90 of an alignment; `time_to(t, loss, 0.5, of="initial")` is the half-loss time.
+    If the curve starts exactly at the level, the result is the first time. If it never reaches the level, the result is
+    nan. A rising curve that starts above the level does not reach it unless it falls back: the crossing happened before
+    the first measurement, or never. For example, t_10 of the kernel norm of a lazy run is nan, since the norm starts
+    near its final value.
     """
     t, v = _curve(times, values, "values")
     fraction = checked_number(fraction, "fraction")
@@ -46,9 +46,9 @@ def time_to(times: Tensor, values: Tensor, fraction: float, of: Literal["final",
 
 
 def log_slope(times: Tensor, loss: Tensor) -> Tensor:
-    """Local exponent d log loss / d log time at every time; -a where the loss falls as t^-a. Central differences.
+    """Compute the local exponent d log loss / d log time at every time, by central differences.
 
-    Times and losses that are not positive have no logarithm: nan there.
+    The slope is -a if the loss falls as t^-a. It is nan where time or loss is not positive.
     """
     t, v = _curve(times, loss, "loss")
     defined = (t > 0) & (v > 0)
@@ -60,7 +60,7 @@ def log_slope(times: Tensor, loss: Tensor) -> Tensor:
 
 
 class Agreement(NamedTuple):
-    """How well one predictor stands for another."""
+    """Difference between two predictors."""
 
     relative_error: Tensor
     """|f - g| / |g|"""
@@ -69,9 +69,9 @@ class Agreement(NamedTuple):
 
 
 def agreement(f: Tensor, g: Tensor) -> Agreement:
-    """Relative error of predictions f against g, and their correlation; equal shapes.
+    """Compute the relative error of predictions f against g, and their correlation; shapes must be equal.
 
-    The error is nan where g vanishes, the correlation where one of them is constant.
+    The error is nan if g is zero, the correlation if f or g is constant.
     """
     a, b = checked_tensor(f, "f"), checked_tensor(g, "g")
     if a.shape != b.shape or a.numel() == 0:

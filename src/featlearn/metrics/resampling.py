@@ -19,15 +19,15 @@ class RiskCurve:
     """Predicted test error of kernel regression against the number of training samples."""
 
     sizes: Tensor
-    """(S,): n."""
+    """(S,): numbers of training samples n."""
     error: Tensor
-    """(..., S): mean over samples and outputs of the squared error on new samples."""
+    """(..., S): squared error on new samples, averaged over samples and outputs."""
     stderr: Tensor
-    """(..., S): its standard error, by the spread over test samples and over training sets."""
+    """(..., S): standard error, from the spread over test samples and over training sets."""
     extrapolated: Tensor
-    """(S,): whether n is above the number of samples of the kernel, where the curve is continued and not measured."""
+    """(S,): whether n exceeds the number of samples of the kernel, so that the point is extrapolated."""
     ridge: Tensor
-    """(...): the ridge that was used, as added to K, for every n."""
+    """(...): ridge added to K, the same for every n."""
 
 
 @name_keywords()
@@ -40,47 +40,48 @@ def learning_curve(
     draws: int = 10,
     generator: torch.Generator | None = None,
 ) -> RiskCurve:
-    """Test error of regression of y with this kernel on n samples, for each n in `sizes`.
+    """Estimate the test error of kernel regression of y on n samples, for each n in `sizes`.
 
-    Regression is k(x) (K + ridge I)^-1 y, with the same ridge for every n; errors are squares averaged over samples and
-    outputs. n <= P: n of the P samples are drawn; each of the others is predicted from them, and each of them from the
-    n - 1 others of the draw (leave-one-out). So all P samples are test samples of every draw. This assumes nothing of
-    the kernel, where the theory of learning curves (`theory.transfer`) with the measured spectrum in place of the true
-    one goes to 0 as n comes near P.
+    Regression is k(x) (K + ridge I)^-1 y, with the same ridge for every n. Errors are squared errors averaged over
+    samples and outputs. For n <= P, n of the P samples are drawn for training. The other samples are predicted from
+    them, and each drawn sample from the n - 1 others (leave-one-out). All P samples are thus test samples of every
+    draw. This makes no assumption about the kernel. The theory of learning curves (`theory.transfer`) on the measured
+    spectrum would go to 0 as n approaches P.
 
-    n > P: the power law of n = P/4, P/2, P is continued, level where the error rises. `.extrapolated` marks it. It
-    knows nothing of a floor (noise of the labels) or a peak (n near the rank of the kernel) beyond P.
+    For n > P, the power law through n = P/4, P/2, P is extrapolated, or held constant if the error rises;
+    `.extrapolated` marks these points. Beyond P, it misses a floor (label noise) or a peak (n near the rank of the
+    kernel).
 
     Args:
-        K: (..., P, P), symmetric, positive; of samples whose labels the kernel has not seen.
+        K: (..., P, P), symmetric, positive, of samples that were not trained on.
         y: (P,) or (P, C).
-        sizes: numbers of training samples >= 1.
-        ridge: >= 0, added to the diagonal; None takes `condition(K, y).suggested_ridge` of all P samples.
-        draws: training sets for each n < P; kernels of a stack share them.
-        generator: where they come from; by default the same ones at every call.
+        sizes: Numbers of training samples, each >= 1.
+        ridge: Number >= 0 added to the diagonal; by default `condition(K, y).suggested_ridge` of all P samples.
+        draws: Training sets for each n < P, shared by the kernels of a stack.
+        generator: Source of the draws; by default a fixed seed.
 
-    Never nan for finite K and y.
+    The result is never nan for finite K and y.
     """
     basis = modes(K)
     targets, size = unit_targets(y, basis)
-    wanted, draws = _sizes(sizes), _count(draws, "draws")
-    used = used_ridge(ridge, basis, targets)
-    # without the negative eigenvalues of rounding, every part of it has a Cholesky factor once the floor is added
-    shifted = (basis.vectors * (basis.values + basis.scaled(used))[..., None, :]) @ basis.vectors.mT
+    counts, draws = _sizes(sizes), _count(draws, "draws")
+    ridges = used_ridge(ridge, basis, targets)
+    # with negative eigenvalues from rounding set to 0, adding the floor makes every submatrix positive definite
+    shifted = (basis.vectors * (basis.values + basis.scaled(ridges))[..., None, :]) @ basis.vectors.mT
     source = torch.Generator().manual_seed(0) if generator is None else generator
     samples = len(targets)
-    needed = {min(n, samples) for n in wanted} | (_anchors(samples) if max(wanted) > samples else set())
+    needed = {min(n, samples) for n in counts} | (_anchors(samples) if max(counts) > samples else set())
     measured = {n: _point(shifted, targets, n, draws, source) for n in sorted(needed)}
-    points = [measured[n] if n <= samples else _continued(measured, samples, n) for n in wanted]
-    error, stderr = (size * (size * torch.stack(part, -1)) for part in zip(*points, strict=True))
-    n = torch.tensor(wanted, device=error.device)
-    return RiskCurve(n, error, stderr, n > samples, used)
+    estimates = [measured[n] if n <= samples else _extrapolate(measured, samples, n) for n in counts]
+    error, stderr = (size * (size * torch.stack(part, -1)) for part in zip(*estimates, strict=True))
+    n = torch.tensor(counts, device=error.device)
+    return RiskCurve(n, error, stderr, n > samples, ridges)
 
 
-def _sizes(given: Any) -> list[int]:
-    values = given.tolist() if isinstance(given, Tensor) else given
+def _sizes(sizes: Any) -> list[int]:
+    values = sizes.tolist() if isinstance(sizes, Tensor) else sizes
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise InputTypeError(f"sizes={given!r}, expected a sequence of numbers of training samples")
+        raise InputTypeError(f"sizes={sizes!r}, expected a sequence of numbers of training samples")
     return [_count(n, "sizes") for n in values]
 
 
@@ -99,7 +100,7 @@ def _anchors(samples: int) -> set[int]:
 
 
 def _point(shifted: Tensor, targets: Tensor, n: int, draws: int, source: torch.Generator) -> LeftOut:
-    """The error at n, and its standard error."""
+    """Return the error at n, and its standard error."""
     samples = len(targets)
     if n == samples:
         return leave_one_out(torch.cholesky_inverse(torch.linalg.cholesky(shifted)), targets)
@@ -108,32 +109,32 @@ def _point(shifted: Tensor, targets: Tensor, n: int, draws: int, source: torch.G
         order = torch.randperm(samples, generator=source, device=source.device).to(targets.device)
         errors[draw][..., order] = _squares(shifted, targets, order[:n], order[n:])
     tested = errors.mean(0).var(-1, correction=0) / samples
-    # draws share samples: they vary less than new training sets would, and their mean varies more
+    # draws overlap: they vary less than independent training sets, and their mean varies more
     share = n / samples
     trained = errors.mean(-1).var(0, correction=min(1, draws - 1)) * (share / (1 - share) + 1 / draws)
     return LeftOut(errors.mean((0, -1)), (tested + trained).sqrt())
 
 
-def _squares(shifted: Tensor, targets: Tensor, chosen: Tensor, others: Tensor) -> Tensor:
-    """(..., P): squared errors, mean over outputs: of the chosen samples each left out, then of the others."""
-    part = shifted[..., chosen[:, None], chosen]
+def _squares(shifted: Tensor, targets: Tensor, train: Tensor, test: Tensor) -> Tensor:
+    """Return (..., P): squared errors averaged over outputs, for `train` by leave-one-out, then for `test`."""
+    part = shifted[..., train[:, None], train]
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(part))
-    weights = inverse @ targets[chosen]
+    weights = inverse @ targets[train]
     left_out = weights / inverse.diagonal(dim1=-2, dim2=-1)[..., None]
-    rest = targets[others] - shifted[..., others[:, None], chosen] @ weights
+    rest = targets[test] - shifted[..., test[:, None], train] @ weights
     return torch.cat([left_out, rest], -2).square().mean(-1)
 
 
-def _continued(measured: dict[int, LeftOut], samples: int, n: int) -> LeftOut:
-    """The power law through the anchors, from the last of them on."""
+def _extrapolate(measured: dict[int, LeftOut], samples: int, n: int) -> LeftOut:
+    """Extrapolate the power law through the anchors, starting at the last anchor."""
     anchors = sorted(_anchors(samples))
     last, first = measured[samples], measured[anchors[0]]
     logs = torch.stack([measured[m].error.clamp_min(1e-300).log() for m in anchors])
-    where = torch.tensor(anchors, dtype=logs.dtype, device=logs.device).log()
-    spread = float((where - where.mean()).square().sum())
-    slope = torch.tensordot(where - where.mean(), logs, 1) / (spread or 1.0)
-    far = math.log(n / samples)
-    error = last.error * (slope.clamp(max=0.0) * far).exp()
-    near, early = (point.stderr / point.error.clamp_min(1e-300) for point in (last, first))
-    unsure = (near.square() + early.square()).sqrt() / max(math.log(samples / anchors[0]), 1e-3)
-    return LeftOut(error, error * (near.square() + (far * unsure).square()).sqrt())
+    log_sizes = torch.tensor(anchors, dtype=logs.dtype, device=logs.device).log()
+    spread = float((log_sizes - log_sizes.mean()).square().sum())
+    slope = torch.tensordot(log_sizes - log_sizes.mean(), logs, 1) / (spread or 1.0)
+    distance = math.log(n / samples)
+    error = last.error * (slope.clamp(max=0.0) * distance).exp()
+    last_error, first_error = (point.stderr / point.error.clamp_min(1e-300) for point in (last, first))
+    slope_error = (last_error.square() + first_error.square()).sqrt() / max(math.log(samples / anchors[0]), 1e-3)
+    return LeftOut(error, error * (last_error.square() + (distance * slope_error).square()).sqrt())

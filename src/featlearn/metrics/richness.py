@@ -1,4 +1,4 @@
-"""How rich training was, from one forward or one backward pass: second opinions beside the linearization gap."""
+"""Richness from a single forward or backward pass, as a complement to the linearization gap."""
 
 import torch
 from torch import Tensor
@@ -8,16 +8,16 @@ from featlearn.shapes import checked_tensor, deviations, ratio, rounding, scaled
 
 
 def low_rank_richness(features: Tensor, outputs: Tensor) -> Tensor:
-    """1 - CKA of last-layer features with the projector on the span of the outputs (Nam et al. 2024, D_LR).
+    """Compute 1 - CKA of last-layer features with the projector on the span of the outputs (Nam et al. 2024, D_LR).
 
-    0 where the features hold nothing but the learned outputs, with equal weight (rich; neural collapse is the case of
-    one-hot outputs), near 1 where they hold much more (lazy). No labels are needed.
+    0 if the features contain only the learned outputs, with equal weight (rich; neural collapse is the case of one-hot
+    outputs). Near 1 if they contain much more (lazy). No labels are needed.
 
     Args:
-        features: (P, N) or (P, ...), what enters the last layer, one row per sample; flattened.
-        outputs: (P, C) or (P,) outputs of the network.
+        features: (P, N) or (P, ...), inputs of the last layer, with the sample axis first; flattened.
+        outputs: (P, C) or (P,), outputs of the network.
 
-    Both are centered over samples. nan where either is constant.
+    Both are centered over samples. nan if either is constant.
     """
     phi, f = checked_tensor(features, "features"), checked_tensor(outputs, "outputs")
     if phi.dim() < 2 or f.dim() not in (1, 2) or len(phi) != len(f) or len(f) < 2:
@@ -36,14 +36,14 @@ def low_rank_richness(features: Tensor, outputs: Tensor) -> Tensor:
 
 
 def features_at_convergence(weight: Tensor, gradient: Tensor) -> Tensor:
-    """Cosine of W^T W and -W^T dL/dW: 1 where training with weight decay has converged (arXiv 2507.05644).
+    """Compute the cosine of W^T W and -W^T dL/dW: 1 once training with weight decay has converged (arXiv 2507.05644).
 
-    At a stationary point of L + decay / 2 |W|^2 the weights are W = -dL/dW / decay: nothing is left in them but what
-    the data put there. A lazily trained layer keeps its initial weights, and the cosine is small.
+    At a stationary point of L + decay / 2 |W|^2, W = -dL/dW / decay: the weights depend on the data only. A lazily
+    trained layer keeps its initial weights, and the cosine is small.
 
     Args:
-        weight: (outputs, inputs, ...), flattened behind its first axis.
-        gradient: dL/dW of the same shape, of the loss without decay.
+        weight: (outputs, inputs, ...), flattened after its first axis.
+        gradient: dL/dW of the loss without decay, of the same shape.
     """
     w, g = checked_tensor(weight, "weight"), checked_tensor(gradient, "gradient")
     if w.dim() < 2 or w.shape != g.shape:

@@ -1,11 +1,11 @@
-"""Test error of kernel regression from training samples alone, effective dimension and condition.
+"""Test error of kernel regression from training samples alone, effective dimension, and condition.
 
-Regression is k(x) (K + ridge I)^-1 y, as in `fl.dynamics.kernel_regression`: the ridge is added to the kernel as it is,
-not times P, and there is no constant: center the targets, or measure what is left of them. Errors are squares averaged
-over samples and outputs, as `nn.MSELoss` has them, noise of the labels included.
+Regression is k(x) (K + ridge I)^-1 y, as in `fl.dynamics.kernel_regression`: the ridge is added to the kernel without a
+factor P. There is no intercept: center the targets. Errors are squared errors averaged over samples and outputs, as in
+`nn.MSELoss`, and include label noise.
 
-Eigenvalues below the rounding of the kernel **as it was given** (1.2e-7 of the largest in float32, 1e-12 in float64)
-are no numbers to divide by: a smaller ridge counts as that. So a singular kernel takes its pseudo-inverse.
+Eigenvalues below the rounding of the kernel in its **input dtype** (1.2e-7 of the largest in float32, 1e-12 in float64)
+count as 0, and smaller ridges are raised to that value. A singular kernel is thus inverted by its pseudo-inverse.
 """
 
 import math
@@ -27,53 +27,53 @@ from featlearn.shapes import (
     symmetric,
 )
 
-# A positive kernel in which rounding made eigenvalues negative; beyond this share of the largest it is none.
+# Largest negative eigenvalue of a positive kernel due to rounding, as a fraction of the largest eigenvalue.
 NEGATIVE = 1e-4
-# Ridges that are tried, in each decade from ten times the largest eigenvalue down to the rounding of the kernel.
+# Candidate ridges per decade, from ten times the largest eigenvalue down to the rounding of the kernel.
 PER_DECADE = 8
-# Of the ridges tried the largest one that costs no more than this share of the least error is suggested.
+# The suggested ridge is the largest candidate whose error exceeds the minimum by at most this fraction.
 INDIFFERENT = 1e-3
-# What rounding leaves of a difference of two equal products.
+# Relative rounding error of a difference of two equal products.
 ROUNDING = 1e-15
 
 
 @dataclass(frozen=True)
 class Condition:
-    """How well a kernel can be inverted; a number, or a tensor over the stack, in each field. `str()` is a sentence."""
+    """Conditioning of a kernel: a number, or a tensor over the stack, in each field. `str()` gives a summary."""
 
     samples: int
-    """P"""
+    """Number of samples P."""
     largest: Tensor
     """(...): the largest eigenvalue."""
     rank: Tensor
-    """(...): how many eigenvalues are above the rounding of the kernel as it was given."""
+    """(...): number of eigenvalues above the rounding of the kernel in its input dtype."""
     number: Tensor
-    """(...): the largest eigenvalue over the smallest; infinite where the rank is below P."""
+    """(...): the largest eigenvalue over the smallest; infinite if the rank is below P."""
     least_ridge: Tensor
-    """(...): the rounding of the largest eigenvalue. A smaller ridge changes nothing but lost digits."""
+    """(...): the rounding error of the largest eigenvalue. Smaller ridges have no effect."""
     suggested_ridge: Tensor | None
-    """(...): the ridge with the least leave-one-out error, up to 0.1 % of that error; None without a task."""
+    """(...): the largest ridge within 0.1% of the minimal leave-one-out error; None without a task."""
 
     def __str__(self) -> str:
         if self.rank.dim():
             return f"conditions of {self.rank.numel()} kernels of {self.samples} samples"
         rank = int(self.rank)
-        said = [f"rank {rank} of {self.samples}", f"condition number {float(self.number):.2g}"]
-        said.append(f"no ridge below {float(self.least_ridge):.2g} has an effect")
+        parts = [f"rank {rank} of {self.samples}", f"condition number {float(self.number):.2g}"]
+        parts.append(f"no ridge below {float(self.least_ridge):.2g} has an effect")
         if self.suggested_ridge is not None:
-            said.append(f"suggested ridge {float(self.suggested_ridge):.3g}")
-        return ", ".join(said)
+            parts.append(f"suggested ridge {float(self.suggested_ridge):.3g}")
+        return ", ".join(parts)
 
 
 class Modes(NamedTuple):
     """Eigenbasis of kernels divided by their largest entry."""
 
     values: Tensor
-    """(..., P), descending; those that are rounding exactly 0"""
+    """(..., P), descending; values within rounding are set to 0"""
     vectors: Tensor
     """(..., P, P), in columns"""
     size: Tensor
-    """(..., 1): what the kernels were divided by; 1 for a zero kernel."""
+    """(..., 1): divisor of the kernels; 1 for a zero kernel."""
     floor: Tensor
     """(..., 1): the least ridge, in units of size; positive."""
 
@@ -83,7 +83,7 @@ class Modes(NamedTuple):
 
 
 def modes(K: Any) -> Modes:
-    """The eigenbasis of positive kernels (..., P, P)."""
+    """Return the eigenbasis of positive kernels (..., P, P)."""
     kernel, size = scaled(symmetric(checked_kernel(K)), (-2, -1))
     values, vectors = torch.linalg.eigh(kernel)
     largest = values.abs().amax(-1, keepdim=True)
@@ -99,20 +99,20 @@ def modes(K: Any) -> Modes:
 
 
 def effective_dimension(K: Tensor, ridge: float) -> Tensor:
-    """Tr K (K + ridge I)^-1: how many directions kernel regression fits, for kernels (..., P, P).
+    """Compute Tr K (K + ridge I)^-1, the number of directions kernel regression fits, for kernels (..., P, P).
 
-    The rank without a ridge, 0 for a large one; the training outputs are those of a linear fit of that many
-    parameters (Hastie et al. 2009, Sec. 7.6).
+    It is the rank for ridge 0, and goes to 0 for large ridges. The training outputs are those of a linear fit with that
+    many parameters (Hastie et al. 2009, Sec. 7.6).
     """
     basis = modes(K)
-    return _dimension(basis, basis.scaled(_given(ridge, basis)))
+    return _dimension(basis, basis.scaled(_constant_ridge(ridge, basis)))
 
 
-def _given(ridge: Any, basis: Modes) -> Tensor:
-    """(...): the same ridge for every kernel."""
+def _constant_ridge(ridge: Any, basis: Modes) -> Tensor:
+    """Return the same ridge for every kernel, (...)."""
     number = checked_number(ridge, "ridge")
     if number < 0:
-        raise InputValueError(f"ridge={ridge!r}, expected a number >= 0, which is added to the diagonal of K")
+        raise InputValueError(f"ridge={ridge!r}, expected a number >= 0 to add to the diagonal of K")
     return torch.full_like(basis.size[..., 0], number)
 
 
@@ -125,10 +125,9 @@ def _dimension(basis: Modes, ridge: Tensor) -> Tensor:
 
 
 def condition(K: Tensor, y: Tensor | None = None) -> Condition:
-    """How well kernels (..., P, P) can be inverted and, for a task y, (P,) or (P, C), which ridge to add.
+    """Measure how well kernels (..., P, P) can be inverted and, for a task y, (P,) or (P, C), suggest a ridge.
 
-    The suggested ridge is the one with the least leave-one-out error; see `predicted_risk`. Of those that cost no more
-    than 0.1 % of it the largest is taken, for the sake of the condition.
+    The suggested ridge is the largest one within 0.1% of the minimal leave-one-out error; see `predicted_risk`.
     """
     basis = modes(K)
     return _condition(basis, None if y is None else suggested_ridge(basis, unit_targets(y, basis)[0]))
@@ -145,26 +144,26 @@ def _condition(basis: Modes, suggested: Tensor | None) -> Condition:
 
 
 def unit_targets(y: Any, basis: Modes) -> tuple[Tensor, Tensor]:
-    """Targets (P, C) divided by the largest of them, and that one."""
+    """Return targets (P, C) divided by their largest absolute value, and that value."""
     checked_finite(y, "y")
     targets, largest = scaled(checked_targets(y, basis.vectors), (0, 1))
     return targets, largest.reshape(())
 
 
 def used_ridge(ridge: Any, basis: Modes, targets: Tensor) -> Tensor:
-    """(...): the ridge as it was given, the suggested one for None."""
-    return suggested_ridge(basis, targets) if ridge is None else _given(ridge, basis)
+    """Return the given ridge, or the suggested ridge if None, (...)."""
+    return suggested_ridge(basis, targets) if ridge is None else _constant_ridge(ridge, basis)
 
 
 @dataclass(frozen=True)
 class PredictedRisk:
-    """What kernel regression will err on new samples, by estimates that see no test sample."""
+    """Predicted test error of kernel regression, estimated without test samples."""
 
     ridge: Tensor
-    """(...): the ridge that was used, as added to K."""
+    """(...): the ridge added to K."""
     leave_one_out: Estimate
-    """Mean squared error on each sample of regression on the P - 1 others: exact, whatever the kernel. Its standard
-    error is the jackknife's, which is rather too large: 1.1 to 1.9 times the spread of repeated designs."""
+    """Mean squared error on each sample, predicted from the P - 1 others; exact for any kernel. The standard error is
+    by jackknife, which is 1.1 to 1.9 times the spread of repeated designs."""
     gcv: Tensor
     """(...): generalized cross-validation, (1/P) |(I - H) y|^2 / (1 - Tr H / P)^2 with H = K (K + ridge I)^-1."""
     effective_dimension: Tensor
@@ -174,61 +173,60 @@ class PredictedRisk:
 
     @property
     def kare(self) -> Tensor:
-        """(...): kernel alignment risk estimator (Jacot et al. 2020), which is the number of `gcv`.
+        """(...): kernel alignment risk estimator (Jacot et al. 2020), equal to `gcv`.
 
-        (1/P) y^T (K/P + l)^-2 y / ((1/P) Tr (K/P + l)^-1)^2 with l = ridge / P: I - H is ridge (K + ridge I)^-1, and
-        the ridge cancels.
+        (1/P) y^T (K/P + l)^-2 y / ((1/P) Tr (K/P + l)^-1)^2 with l = ridge / P. It equals `gcv` because I - H = ridge
+        (K + ridge I)^-1, and the ridge cancels.
         """
         return self.gcv
 
 
 def predicted_risk(K: Tensor, y: Tensor, ridge: float | None = None) -> PredictedRisk:
-    """Test error of regression of y with a kernel (..., P, P), from K and y alone.
+    """Predict the test error of kernel regression of y, for kernels (..., P, P), from K and y alone.
 
     Three estimates of E[(f(x) - y(x))^2], averaged over outputs, from one eigendecomposition:
 
-    - `.leave_one_out`: every sample is predicted from the others. Unbiased (for P - 1 samples) for every kernel. Its
+    - `.leave_one_out`: every sample is predicted from the others. Unbiased (for P - 1 samples) for every kernel. The
       standard error is infinite for P = 1.
-    - `.gcv`, `.kare`: generalized cross-validation and the kernel alignment risk estimator, one number (Wei et al. 2022
-      say so too). They take what a sample adds, 1 / [(K + ridge I)^-1]_ii, to be the same for all samples, which is
-      so for many samples of one length and one kind; then they spread less. Where K_ii differ and the ridge is
-      small, they are wrong: by a third for tangent kernels of ReLU networks on centered MNIST and CIFAR-10 images.
+    - `.gcv`, `.kare`: generalized cross-validation and the kernel alignment risk estimator, which are equal (Wei et al.
+      2022). They assume that 1 / [(K + ridge I)^-1]_ii is the same for all samples, and vary less if it is. If K_ii
+      differ and the ridge is small, they are wrong: by a third for tangent kernels of ReLU networks on centered MNIST
+      and CIFAR-10 images.
 
-    The kernel must not have seen the labels: measured after training on these very samples it promises too much. Take
-    samples that were not trained on.
+    Use samples that were not trained on. A kernel trained on the same samples underestimates the error.
 
     Args:
         K: (..., P, P), symmetric, positive.
         y: (P,) or (P, C).
-        ridge: >= 0, added to the diagonal of K; None takes `condition(K, y).suggested_ridge`.
+        ridge: Number >= 0 added to the diagonal of K; by default `condition(K, y).suggested_ridge`.
 
-    Never nan for finite K and y.
+    The result is never nan for finite K and y.
     """
     basis = modes(K)
     targets, size = unit_targets(y, basis)
     suggested = suggested_ridge(basis, targets)
-    used = suggested if ridge is None else _given(ridge, basis)
-    added = basis.scaled(used)
-    inverse = (basis.vectors * _inverse(basis, added)) @ basis.vectors.mT
+    ridges = suggested if ridge is None else _constant_ridge(ridge, basis)
+    scaled_ridges = basis.scaled(ridges)
+    inverse = (basis.vectors * _inverse(basis, scaled_ridges)) @ basis.vectors.mT
     left_out = leave_one_out(inverse, targets)
-    gcv = _generalized(basis, targets, added)
-    # once and again: the square of the largest target may overflow where the error does not
+    gcv = _generalized(basis, targets, scaled_ridges)
+    # multiply twice: the square of the largest target may overflow when the error does not
     error, stderr, gcv = (size * (size * part) for part in (left_out.error, left_out.stderr, gcv))
     stderr = stderr if len(targets) > 1 else torch.full_like(stderr, torch.inf)
     estimate = Estimate(error, stderr, len(targets))
-    return PredictedRisk(used, estimate, gcv, _dimension(basis, added), _condition(basis, suggested))
+    return PredictedRisk(ridges, estimate, gcv, _dimension(basis, scaled_ridges), _condition(basis, suggested))
 
 
 def _inverse(basis: Modes, ridges: Tensor) -> Tensor:
-    """(..., R, P): eigenvalues of (K + ridge I)^-1, times the smallest of K + ridge I, for ridges (..., R)."""
+    """Return eigenvalues of (K + ridge I)^-1 times the smallest of K + ridge I, (..., R, P), for ridges (..., R)."""
     shifted = basis.values[..., None, :] + ridges[..., None]
     return shifted[..., -1:] / shifted
 
 
 def _left_out(basis: Modes, targets: Tensor, ridges: Tensor) -> Tensor:
-    """(..., R, P): squared error on every sample, mean over outputs, of regression on the others, for ridges (..., R).
+    """Return the leave-one-out squared error of every sample, (..., R, P), averaged over outputs, for ridges (..., R).
 
-    The residual is [G y]_i / G_ii with G = (K + ridge I)^-1: a row of the inverse is the regression on the others.
+    The residual is [G y]_i / G_ii with G = (K + ridge I)^-1.
     """
     inverse = _inverse(basis, ridges)
     diagonal = inverse @ basis.vectors.square().mT
@@ -247,24 +245,25 @@ class LeftOut(NamedTuple):
 
 
 def leave_one_out(inverse: Tensor, targets: Tensor) -> LeftOut:
-    """From G = (K + ridge I)^-1, (..., P, P), up to a factor, and targets (P, C); the jackknife's standard error.
+    """Compute the leave-one-out error and its jackknife error from G = (K + ridge I)^-1 and targets (P, C).
 
-    The jackknife leaves out every sample k and takes the leave-one-out error of the rest, whose residuals are those of
-    pairs left out, e_i = (a_i G_kk - a_k G_ik) / (G_ii G_kk - G_ik^2) with a = G y.
+    G is (..., P, P); a constant factor of G cancels. The jackknife leaves out every sample k and takes the
+    leave-one-out error of the rest. Their residuals are those of pairs left out, e_i = (a_i G_kk - a_k G_ik) / (G_ii
+    G_kk - G_ik^2) with a = G y.
     """
     samples, outputs = targets.shape
-    own = inverse.diagonal(dim1=-2, dim2=-1)
+    diagonal = inverse.diagonal(dim1=-2, dim2=-1)
     along = inverse @ targets
-    error = (along / own[..., None]).square().mean((-2, -1))
-    both = own[..., :, None] * own[..., None, :]
+    error = (along / diagonal[..., None]).square().mean((-2, -1))
+    both = diagonal[..., :, None] * diagonal[..., None, :]
     pairs = (both - inverse.square()).clamp_min(ROUNDING * both)
-    without = torch.zeros_like(own)
+    error_without = torch.zeros_like(diagonal)
     for column in range(outputs):
         a = along[..., column]
-        left = (a[..., :, None] * own[..., None, :] - a[..., None, :] * inverse) / pairs
+        left = (a[..., :, None] * diagonal[..., None, :] - a[..., None, :] * inverse) / pairs
         left.diagonal(dim1=-2, dim2=-1).zero_()
-        without += left.square().sum(-2) / max(1, samples - 1) / outputs
-    spread = (without - without.mean(-1, keepdim=True)).square().sum(-1)
+        error_without += left.square().sum(-2) / max(1, samples - 1) / outputs
+    spread = (error_without - error_without.mean(-1, keepdim=True)).square().sum(-1)
     return LeftOut(error, ((samples - 1) / samples * spread).sqrt())
 
 
@@ -275,11 +274,11 @@ def _generalized(basis: Modes, targets: Tensor, ridge: Tensor) -> Tensor:
 
 
 def suggested_ridge(basis: Modes, targets: Tensor) -> Tensor:
-    """(...): the ridge with the least leave-one-out error; see `condition`."""
+    """Return the ridge to add, (...); see `condition`."""
     top = torch.maximum(10 * basis.values[..., :1], basis.floor)
     steps = math.ceil(PER_DECADE * float((top / basis.floor).log10().max()))
-    down = 10 ** (-torch.arange(steps + 1, dtype=top.dtype, device=top.device) / PER_DECADE)
-    ridges = torch.maximum(top * down, basis.floor)
+    factors = 10 ** (-torch.arange(steps + 1, dtype=top.dtype, device=top.device) / PER_DECADE)
+    ridges = torch.maximum(top * factors, basis.floor)
     errors = _left_out(basis, targets, ridges).mean(-1)
-    good = errors <= (1 + INDIFFERENT) * errors.amin(-1, keepdim=True)
-    return torch.where(good, ridges, 0.0).amax(-1) * basis.size[..., 0]
+    near_best = errors <= (1 + INDIFFERENT) * errors.amin(-1, keepdim=True)
+    return torch.where(near_best, ridges, 0.0).amax(-1) * basis.size[..., 0]

@@ -1,4 +1,4 @@
-"""Eigenvalues of a kernel, the task in its eigenbasis, power laws and effective rank."""
+"""Eigenvalues of a kernel, the task in its eigenbasis, power laws, and effective rank."""
 
 import operator
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ class Spectrum:
 
 @name_keywords()
 def spectrum(K: Tensor, y: Tensor | None = None, *, centered: bool = False) -> Spectrum:
-    """Spectrum of a symmetric kernel (..., P, P), and of the task y, (P,) or (P, C), in its eigenbasis.
+    """Compute the spectrum of a symmetric kernel (..., P, P), and of the task y, (P,) or (P, C), in its eigenbasis.
 
-    `centered=True`: of H K H, H = I - 1 1^T / P, which leaves the constant out; the task as it is.
+    `centered=True` uses H K H, with H = I - 1 1^T / P, which removes the constant mode. The task is not centered.
     """
     kernel = symmetric(checked_kernel(K))
     kernel = without_constant(kernel) if centered else kernel
@@ -50,40 +50,40 @@ def spectrum(K: Tensor, y: Tensor | None = None, *, centered: bool = False) -> S
 
 
 class PowerLaw(NamedTuple):
-    """values ~ prefactor * k^-exponent, fitted for k from `first` to `last`."""
+    """Fit values ~ prefactor * k^-exponent, for k from `first` to `last`."""
 
     exponent: float
     stderr: float
-    """Standard error of the exponent from the scatter about the line."""
+    """Standard error of the exponent, from the residuals of the fit."""
     prefactor: float
     first: int
     last: int
 
 
 def power_law(values: Tensor, first: int, last: int) -> PowerLaw:
-    """Least squares of log values on log k over the window first <= k <= last, counted from 1.
+    """Fit log values against log k by least squares over the window first <= k <= last, counted from 1.
 
-    The ends of a spectrum bend (few modes, finite size): choose the window inside.
+    The ends of a spectrum deviate from the power law (few modes, finite size): choose a window that excludes them.
     """
-    given = checked_tensor(values, "values")
-    if given.dim() != 1:
-        raise InputValueError(f"values have shape {tuple(given.shape)}, expected one axis")
+    spectrum = checked_tensor(values, "values")
+    if spectrum.dim() != 1:
+        raise InputValueError(f"values have shape {tuple(spectrum.shape)}, expected one axis")
     first, last = _index(first, "first"), _index(last, "last")
-    if not 1 <= first <= last - 2 < len(given) - 1:
+    if not 1 <= first <= last - 2 < len(spectrum) - 1:
         raise InputValueError(
-            f"the window is {first} to {last}, expected at least three values within 1 to {len(given)}"
+            f"the window is {first} to {last}, expected at least three values within 1 to {len(spectrum)}"
         )
-    inside = given[first - 1 : last]
-    if not bool(((inside > 0) & torch.isfinite(inside)).all()):
+    window = spectrum[first - 1 : last]
+    if not bool(((window > 0) & torch.isfinite(window)).all()):
         raise InputValueError(
             f"values {first} to {last} are not all positive and finite; choose a window in which they are"
         )
-    k = torch.arange(first, last + 1, dtype=torch.float64, device=given.device).log()
-    logs = inside.log()
+    k = torch.arange(first, last + 1, dtype=torch.float64, device=spectrum.device).log()
+    logs = window.log()
     spread = (k - k.mean()).square().sum()
     slope = ((k - k.mean()) * logs).sum() / spread
-    rest = logs - logs.mean() - slope * (k - k.mean())
-    error = (rest.square().sum() / (len(k) - 2) / spread).sqrt()
+    residuals = logs - logs.mean() - slope * (k - k.mean())
+    error = (residuals.square().sum() / (len(k) - 2) / spread).sqrt()
     return PowerLaw(-float(slope), float(error), float((logs.mean() - slope * k.mean()).exp()), first, last)
 
 
@@ -98,14 +98,14 @@ def _index(value: Any, name: str) -> int:
 def effective_rank(
     K: Tensor, kind: Literal["entropy", "participation"] = "entropy", *, centered: bool = False
 ) -> Tensor:
-    """How many modes carry a kernel: P for the identity, 1 for a rank-one kernel.
+    """Compute the effective number of modes of a kernel: P for the identity, 1 for a rank-one kernel.
 
-    `"entropy"`: exp of the entropy of the eigenvalues divided by their sum (Roy and Vetterli). `"participation"`:
-    (Tr K)^2 / |K|_F^2. nan for a zero kernel. Kernels are symmetric and positive: eigenvalues that rounding made
-    negative count as 0.
+    `"entropy"` is the exponential of the entropy of the eigenvalues divided by their sum (Roy and Vetterli 2007).
+    `"participation"` is (Tr K)^2 / |K|_F^2. nan for a zero kernel. Kernels must be symmetric and positive; eigenvalues
+    that are negative by rounding count as 0.
 
-    `centered=True`: of H K H, H = I - 1 1^T / P. The constant of a ReLU network's kernel can hold most of it, and its
-    rise or fall then decides whether the rank of the whole falls or rises.
+    `centered=True` uses H K H, with H = I - 1 1^T / P. In ReLU networks the constant mode can dominate the kernel, and
+    its change would then decide whether the rank rises or falls.
     """
     kernel = scaled(symmetric(checked_kernel(K)), (-2, -1))[0]
     kernel = without_constant(kernel) if centered else kernel

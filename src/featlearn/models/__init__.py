@@ -1,4 +1,4 @@
-"""The networks of the five papers, with weights drawn by a generator."""
+"""Networks of the five papers, with weights drawn from a generator."""
 
 from featlearn.models.cnn import CNN
 from featlearn.models.gpt import GPT

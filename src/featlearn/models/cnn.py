@@ -20,18 +20,18 @@ __all__ = ["CNN"]
 
 
 class CNN(nn.Module):
-    """Convolutions ``hidden.0`` ... that keep the size of the image, the mean over positions, a linear ``readout``.
+    """Size-preserving convolutions ``hidden.0`` ..., the mean over positions, and a linear ``readout``.
 
     Shan & Bordelon 2021b (Fig. 3B) use two layers of 33 channels with 7 x 7 filters on CIFAR-10, the defaults here,
-    trained at the rate 20 of ``parametrization="ntk"``. The paper does not say how it reads out the last layer; the
-    mean over positions is our choice.
+    trained at learning rate 20 with ``parametrization="ntk"``. The paper does not state the readout; the mean over
+    positions is our choice.
 
     Args:
-        inputs: channels of the images, 3 for CIFAR-10 and 1 for MNIST.
-        outputs: C, for outputs (P, C); None gives one output without an axis, (P,).
+        inputs: Channels of the images, 3 for CIFAR-10 and 1 for MNIST.
+        outputs: C, for outputs (P, C); None for a single output, (P,).
         width: channels of every convolution.
-        hidden_layers: how many convolutions.
-        kernel_size: of the filters, odd.
+        hidden_layers: Number of convolutions.
+        kernel_size: Odd size of the filters.
         activation, parametrization, bias, weight_variance, distribution, generator: as for `MLP`; fan_in of a
             convolution is channels x kernel_size^2.
     """
@@ -53,7 +53,7 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         if checked_count(kernel_size, "kernel_size") % 2 == 0:
-            raise InputValueError(f"kernel_size={kernel_size}, expected an odd number: an even one moves the image")
+            raise InputValueError(f"kernel_size={kernel_size}, expected an odd number: even sizes shift the image")
         self.activation = activation_function(activation)
         self.scalar = outputs is None
         initialization = WeightInitialization(parametrization, distribution, bias, generator)
@@ -68,7 +68,7 @@ class CNN(nn.Module):
         self.readout = initialization.linear(width, checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From images (P, inputs, height, width) to (P, C), or (P,)."""
+        """Map images (P, inputs, height, width) to (P, C) or (P,)."""
         for layer in self.hidden:
             x = self.activation(layer(x))
         f: Tensor = self.readout(x.mean((2, 3)))

@@ -1,4 +1,4 @@
-"""A small language model with attention, with queries, keys and values as layers of their own."""
+"""A small GPT with separate layers for queries, keys, and values."""
 
 import math
 
@@ -20,32 +20,32 @@ __all__ = ["GPT"]
 
 
 class GPT(nn.Module):
-    """Embeddings of tokens and places, blocks of attention and a two-layer network, a linear ``readout`` to tokens.
+    """Token and position embeddings, transformer blocks, and a linear ``readout`` to tokens.
 
     The network of Beaglehole et al. 2024 (Fig. 2D) is nanoGPT's for characters of Shakespeare, with 3 blocks instead
-    of 6 and no dropout. These are the defaults here: width 384, 6 heads, 256 positions, 65 tokens. A block adds
-    attention of its normalized input, then a network of 4 x the width, to it; LayerNorms have a gain and no shift. The
-    layers of block b are ``blocks.b.attention.query``, ``.key``, ``.value``, ``.output``, ``blocks.b.expansion`` and
-    ``.contraction``. Query, key and value, one matrix in nanoGPT, are three here, so that each has features of its own.
+    of 6 and no dropout. These are the defaults: width 384, 6 heads, 256 positions, 65 tokens. Blocks are pre-norm, with
+    an MLP of 4 times the width; LayerNorms have a gain and no shift. The layers of block b are
+    ``blocks.b.attention.query``, ``.key``, ``.value``, ``.output``, ``blocks.b.expansion`` and ``.contraction``. Query,
+    key, and value are separate matrices, in contrast to nanoGPT, so that their features are measured separately.
 
     Kernels need one output per sample: ``fl.ntk(model, tokens, readout=fl.readouts.last_token)``, and for 65 outputs
     ``outputs=fl.Directions(k)``.
 
     Args:
         tokens: V, size of the vocabulary.
-        context: the most places T.
-        blocks: how many.
-        heads: of the attention; a divisor of `width`.
-        width: of the stream between the blocks.
-        tied: the readout's weight is that of the token embedding, as in nanoGPT; the readout then has no multiplier of
-            its own and no bias.
-        activation: of the two-layer networks; nanoGPT has gelu.
-        parametrization: ``"standard"``, or ``"ntk"``: weights of variance 1, and their scale in the forward pass, where
-            the linear layers are concerned; embeddings and gains are the same in both.
-        bias: of the linear layers, zero at the start.
-        deviation: standard deviation of all weights at the start, whatever the width, 0.02 in nanoGPT; that of the
-            layers which end a residual branch (``output``, ``contraction``) is sqrt(2 blocks) times smaller.
-        generator: of the weights; torch's global one by default.
+        context: Maximal number of positions T.
+        blocks: Number of blocks.
+        heads: Number of attention heads; a divisor of `width`.
+        width: Width of the residual stream.
+        tied: Share the readout's weight with the token embedding, as in nanoGPT; the readout then has no multiplier and
+            no bias.
+        activation: Activation of the MLPs; gelu in nanoGPT.
+        parametrization: ``"standard"``, or ``"ntk"``: linear layers have weights of variance 1 and are scaled in the
+            forward pass. Embeddings and gains are the same in both.
+        bias: Whether linear layers have a bias, initialized to zero.
+        deviation: Standard deviation of initial weights at any width, 0.02 in nanoGPT. It is sqrt(2 blocks) times
+            smaller in the last layers of residual branches (``output``, ``contraction``).
+        generator: Source of the weights; torch's global generator by default.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class GPT(nn.Module):
         super().__init__()
         count = checked_count(blocks, "blocks")
         if checked_count(width, "width") % checked_count(heads, "heads"):
-            raise InputValueError(f"width={width} and heads={heads}, expected a width that the heads divide")
+            raise InputValueError(f"width={width} and heads={heads}, expected a width divisible by heads")
         if not checked_number(deviation, "deviation") > 0:
             raise InputValueError(f"deviation={deviation!r}, expected a number > 0")
         initialization = WeightInitialization(parametrization, "normal", bias, generator)
@@ -83,10 +83,10 @@ class GPT(nn.Module):
             self.readout = initialization.linear(width, tokens, width * deviation**2)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """From tokens (P, T), int64, to the logits of those that follow, (P, T, V)."""
-        length, most = tokens.shape[1], self.places.num_embeddings
-        if length > most:
-            raise InputValueError(f"tokens have shape {tuple(tokens.shape)}, expected (P, T) with T <= {most}")
+        """Map tokens (P, T), int64, to next-token logits (P, T, V)."""
+        length, context = tokens.shape[1], self.places.num_embeddings
+        if length > context:
+            raise InputValueError(f"tokens have shape {tuple(tokens.shape)}, expected (P, T) with T <= {context}")
         h = self.tokens(tokens) + self.places(torch.arange(length, device=tokens.device))
         for block in self.blocks:
             h = block(h)
@@ -120,7 +120,7 @@ class _TransformerBlock(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Each place attends to itself and those before."""
+    """Causal multi-head attention."""
 
     def __init__(
         self, width: int, heads: int, deviation: float, last: float, initialization: WeightInitialization
@@ -140,7 +140,7 @@ class _Attention(nn.Module):
 
 
 def _embedding(count: int, width: int, deviation: float, initialization: WeightInitialization) -> nn.Embedding:
-    # a weight of its own, so that torch draws none
+    # pass the weight, so that torch draws none
     return nn.Embedding(
         count, width, _weight=torch.empty(count, width).copy_(initialization.unit((count, width)) * deviation)
     )

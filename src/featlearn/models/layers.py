@@ -1,4 +1,4 @@
-"""Layers whose weights are drawn by a generator, with their scale in the weights or beside them."""
+"""Layers with weights drawn from a generator, scaled in the weights or in the forward pass."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ Activation = Literal["linear", "relu", "leaky_relu", "tanh", "sigmoid", "swish",
 Variances = float | Sequence[float] | None
 
 
-def _same(h: Tensor) -> Tensor:
+def _identity(h: Tensor) -> Tensor:
     return h
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "linear": _same,
+    "linear": _identity,
     "relu": torch.relu,
     "leaky_relu": nn.functional.leaky_relu,  # slope 0.01
     "tanh": torch.tanh,
@@ -34,41 +34,41 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Linear(nn.Linear):
-    """weight (multiplier x) + bias."""
+    """Compute weight (multiplier x) + bias."""
 
     multiplier = 1.0
 
     def reset_parameters(self) -> None:
-        """Draw nothing: `WeightInitialization` does."""
+        """Do nothing: `WeightInitialization` draws the weights."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """From (..., inputs) to (..., outputs)."""
-        # on the input and not on the weight, which kernels then read as it is
+        """Map (..., inputs) to (..., outputs)."""
+        # scale the input, so that kernels read the weight unscaled
         scaled = input if self.multiplier == 1.0 else input * self.multiplier
         return nn.functional.linear(scaled, self.weight, self.bias)
 
 
 class Convolution(nn.Conv2d):
-    """weight * (multiplier x) + bias, padded by zeros to keep the size (divided by the stride)."""
+    """Compute weight * (multiplier x) + bias, zero-padded to preserve the size (divided by the stride)."""
 
     multiplier = 1.0
 
     def reset_parameters(self) -> None:
-        """Draw nothing: `WeightInitialization` does."""
+        """Do nothing: `WeightInitialization` draws the weights."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """From (P, inputs, height, width) to (P, outputs, height, width)."""
+        """Map (P, inputs, height, width) to (P, outputs, height, width)."""
         return super().forward(input if self.multiplier == 1.0 else input * self.multiplier)
 
 
 @dataclass(frozen=True)
 class WeightInitialization:
-    """How the weights of a network are drawn, and where their scale stands.
+    """Weight initialization and parametrization of a network.
 
     With s = sqrt(variance / fan_in): ``"standard"`` draws weights of deviation s, ``"ntk"`` weights of deviation 1 and
-    multiplies by s in the forward pass. Both are the same function, from generators in the same state; the tangent
-    kernel of a layer is 1 / s^2 times as large in the standard one, whose learning rates must be smaller by as much.
-    Biases start at zero, and have no multiplier.
+    multiplies by s in the forward pass. Both give the same function for generators in the same state. The tangent
+    kernel of a layer is 1 / s^2 times as large in the standard parametrization, so learning rates must be smaller by
+    that factor. Biases start at zero, and have no multiplier.
     """
 
     parametrization: Parametrization = "standard"
@@ -86,13 +86,13 @@ class WeightInitialization:
             )
 
     def linear(self, inputs: int, outputs: int, variance: float) -> Linear:
-        """A linear layer with weights of variance `variance` / inputs."""
+        """Return a linear layer with weights of variance `variance` / inputs."""
         layer = Linear(inputs, outputs, bias=self.bias)
         self._fill(layer, math.sqrt(variance / inputs))
         return layer
 
     def convolution(self, inputs: int, outputs: int, size: int, variance: float, stride: int = 1) -> Convolution:
-        """A convolution with weights of variance `variance` / (inputs size^2)."""
+        """Return a convolution with weights of variance `variance` / (inputs size^2)."""
         layer = Convolution(inputs, outputs, size, stride, padding=size // 2, bias=self.bias)
         self._fill(layer, math.sqrt(variance / (inputs * size**2)))
         return layer
@@ -108,7 +108,7 @@ class WeightInitialization:
                 layer.bias.zero_()
 
     def unit(self, shape: Sequence[int]) -> Tensor:
-        """Independent numbers of mean 0 and variance 1."""
+        """Draw independent numbers of mean 0 and variance 1."""
         device = "cpu" if self.generator is None else self.generator.device
         if self.distribution == "normal":
             return torch.randn(*shape, generator=self.generator, device=device)
@@ -116,27 +116,27 @@ class WeightInitialization:
 
 
 def activation_function(name: str) -> Callable[[Tensor], Tensor]:
-    """The function of this name, entry by entry."""
+    """Return the elementwise function of this name."""
     _refuse_unknown(name, "activation", tuple(ACTIVATIONS))
     return ACTIVATIONS[name]
 
 
 def checked_variances(value: Variances, default: float) -> tuple[float, float, float]:
-    """Weight variances times fan-in of the first layer, the hidden ones and the readout."""
+    """Return weight variances times fan-in of the first layer, the hidden layers, and the readout."""
     numbers = checked_numbers(default if value is None else value, "weight_variance", above=0.0)
     if numbers.numel() not in (1, 3) or numbers.dim() > 1:
         raise InputValueError(
-            f"weight_variance={value!r}, expected one number or three: first layer, hidden layers, readout"
+            f"weight_variance={value!r}, expected a number, or three: first layer, hidden layers, readout"
         )
     first, hidden, last = (float(number) for number in numbers.expand(3))
     return first, hidden, last
 
 
 def checked_outputs(value: Any) -> int:
-    """C, for None one output."""
+    """Return the number of outputs C; 1 for None."""
     return 1 if value is None else checked_count(value, "outputs")
 
 
-def _refuse_unknown(value: Any, name: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise InputValueError(f"{name}={value!r}, expected one of {', '.join(known)}")
+def _refuse_unknown(value: Any, name: str, names: tuple[str, ...]) -> None:
+    if value not in names:
+        raise InputValueError(f"{name}={value!r}, expected one of {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""The multilayer perceptron, the network of most figures."""
+"""The multilayer perceptron."""
 
 from collections.abc import Sequence
 
@@ -24,8 +24,8 @@ __all__ = ["MLP"]
 class MLP(nn.Module):
     """Linear layers with an activation between them: `hidden_layers` of them, named ``hidden.0`` ..., and ``readout``.
 
-    The papers count depth in several ways; here `hidden_layers` counts nonlinear layers, and there is one weight layer
-    more. Which figure has which:
+    Papers count depth differently. Here, `hidden_layers` counts nonlinear layers, and there is one more weight layer.
+    Settings of the figures:
 
     | figure | set-up |
     | --- | --- |
@@ -41,20 +41,20 @@ class MLP(nn.Module):
     | Xu & Ziyin 2024, Fig. 4, 5 | 3072 inputs, one hidden layer, through `fl.steer.parametrize` |
 
     Args:
-        inputs: d; images are flattened, so 784 for MNIST and 3072 for CIFAR-10.
-        outputs: C, for outputs (P, C); None gives one output without an axis, (P,), as targets y = +-1 have.
-        width: of every hidden layer, or one for each of them.
-        hidden_layers: H; by default 2, or as many as there are widths.
+        inputs: d; images are flattened, which gives 784 for MNIST and 3072 for CIFAR-10.
+        outputs: C, for outputs (P, C); None for a single output, (P,), as targets y = +-1 have.
+        width: Width of all hidden layers, or a sequence with a width per layer.
+        hidden_layers: H; by default 2, or the number of widths.
         activation: linear, relu, leaky_relu (slope 0.01), tanh, sigmoid, swish (h sigmoid(h)), quadratic (h^2) or gelu.
         parametrization: ``"standard"``, weights of variance v / fan_in, or ``"ntk"``, weights of variance 1 and a
             factor sqrt(v / fan_in) in the forward pass: `fl.theory.infinite_width.ntk` is the kernel of the latter for
             large widths. `fl.steer.parametrize` and `redraw` of `fl.steer.scale_init` are for the standard one.
-        bias: whether layers have a bias, zero at the start; the papers have none.
-        weight_variance: v, one number or three: first layer, hidden layers, readout. By default 2 for relu and
-            leaky_relu, and 1 for the others.
+        bias: Whether layers have a bias, initialized to zero; the papers have none.
+        weight_variance: v, a number, or three: first layer, hidden layers, readout. By default 2 for relu and
+            leaky_relu, otherwise 1.
         distribution: ``"normal"``, or ``"uniform"`` on an interval around 0 with the same variance. The default of
             torch.nn.Linear, "scale 1" in Beaglehole et al. 2024, is uniform with `weight_variance` 1/3.
-        generator: of the weights, drawn from the first layer to the last; torch's global one by default.
+        generator: Source of the weights, drawn from the first layer to the last; torch's global generator by default.
     """  # noqa: E501
 
     def __init__(
@@ -84,7 +84,7 @@ class MLP(nn.Module):
         self.readout = initialization.linear(sizes[-1], checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From (P, ...), flattened to (P, inputs), to (P, C), or (P,)."""
+        """Map (P, ...), flattened to (P, inputs), to (P, C) or (P,)."""
         h = x.flatten(1)
         for layer in self.hidden:
             h = self.activation(layer(h))
@@ -94,10 +94,10 @@ class MLP(nn.Module):
 
 def _widths(width: int | Sequence[int], hidden_layers: int | None) -> list[int]:
     if isinstance(width, Sequence):
-        widths = [checked_count(each, "width") for each in width]
+        widths = [checked_count(size, "width") for size in width]
         if hidden_layers not in (None, len(widths)):
             raise InputValueError(
-                f"{len(widths)} widths and hidden_layers={hidden_layers}, expected one width for each"
+                f"{len(widths)} widths and hidden_layers={hidden_layers}, expected a width per hidden layer"
             )
         return widths
     return [checked_count(width, "width")] * checked_count(

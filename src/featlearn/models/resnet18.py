@@ -1,4 +1,4 @@
-"""The residual network of 18 layers, in its form for small images."""
+"""ResNet-18 for small images."""
 
 from typing import Literal
 
@@ -26,23 +26,23 @@ Norm = Literal["batch", "group", "none"]
 class ResNet18(nn.Module):
     """A convolution, four groups of two residual blocks of 64, 128, 256 and 512 channels, mean and linear ``readout``.
 
-    Xu & Ziyin 2024 (Fig. 3) train it on CIFAR-10 by a public recipe, the one with a first convolution of 3 x 3 at
-    stride 1 and no pooling after it, every layer multiplied by sigma (`fl.steer.scale_init`). A block is convolution,
-    norm, activation, convolution, norm, plus its input (or a 1 x 1 convolution and a norm of it, ``shortcut``, where
-    sizes change), then the activation.
+    Xu & Ziyin 2024 (Fig. 3) train it on CIFAR-10 by a public recipe: a first 3 x 3 convolution at stride 1 without
+    pooling, and every layer multiplied by sigma (`fl.steer.scale_init`). A block is convolution, norm, activation,
+    convolution, norm, plus its input, then the activation. Where sizes change, the input passes a 1 x 1 convolution and
+    a norm (``shortcut``).
 
     Args:
-        outputs: C, for outputs (P, C); None gives one output without an axis, (P,).
+        outputs: C, for outputs (P, C); None for a single output, (P,).
         norm: ``"batch"`` as in the recipe; a kernel is measured in eval mode, with the running statistics.
-            ``"group"``, GroupNorm in groups of 16 channels (one group if there are fewer), couples no samples.
-            ``"none"``: neither; the output of the eight blocks then grows from one to the next.
-        inputs: channels of the images.
-        width: channels of the first group; the others have 2, 4 and 8 times as many.
+            ``"group"``, GroupNorm in groups of 16 channels (a single group if there are fewer), does not couple
+            samples. ``"none"``: no norm; outputs then grow from block to block.
+        inputs: Channels of the images.
+        width: Channels of the first group; the others have 2, 4, and 8 times as many.
         activation, parametrization, distribution, generator: as for `MLP`. The recipe draws ``"uniform"`` with
             `weight_variance` 1/3, the default of torch.
-        bias: of the convolutions and the readout; False by default, while the recipe has one in the readout. Norms
-            always have gain and shift.
-        weight_variance: one number or three: first convolution, all others, readout; 2 by default.
+        bias: Whether convolutions and the readout have a bias. The recipe has one in the readout only. Norms always
+            have gain and shift.
+        weight_variance: A number, or three: first convolution, other convolutions, readout; 2 by default.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class ResNet18(nn.Module):
         self.readout = initialization.linear(before, checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From images (P, inputs, height, width) to (P, C), or (P,)."""
+        """Map images (P, inputs, height, width) to (P, C) or (P,)."""
         h = self.activation(self.norm(self.first(x)))
         for group in self.groups:
             h = group(h)

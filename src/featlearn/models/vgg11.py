@@ -1,4 +1,4 @@
-"""The plain convolutional network of eleven layers, without normalization."""
+"""VGG-11 without normalization."""
 
 import torch
 from torch import Tensor, nn
@@ -25,22 +25,23 @@ _POOLED = (0, 1, 3, 5, 7)  # layers after which the image is halved
 class VGG11(nn.Module):
     """Eight convolutions ``hidden.0`` ... of 3 x 3, two linear layers ``head.0``, ``head.1`` and a linear ``readout``.
 
-    64, 128, 256, 256, 512, 512, 512, 512 channels, an activation after each; the largest of 2 x 2 positions is kept
-    after the first, second, fourth, sixth and eighth, which leaves 1 x 1 of 32 x 32. Larger images are averaged to it.
+    The convolutions have 64, 128, 256, 256, 512, 512, 512, 512 channels, each with an activation. Max pooling of 2 x 2
+    after the first, second, fourth, sixth, and eighth reduces 32 x 32 to 1 x 1. Larger images are averaged over
+    positions.
 
     Beaglehole et al. 2024 (Fig. 2C) train it on CIFAR-10 with the default initialization of torch
-    (``distribution="uniform"``, `weight_variance` 1/3), without BatchNorm. The usual version averages to 7 x 7
-    positions, which for images of 32 x 32 only copies one position 49 times, and has dropout and biases. By default
-    this one has none of these.
+    (``distribution="uniform"``, `weight_variance` 1/3), without BatchNorm. The usual version has dropout, biases, and
+    an average to 7 x 7 positions, which for 32 x 32 images copies a single position 49 times. By default, this class
+    has none of these.
 
     Args:
-        outputs: C, for outputs (P, C); None gives one output without an axis, (P,).
-        inputs: channels of the images, whose sides are 32 at least.
-        width: channels of the first convolution; the others in proportion.
-        head: width of the two linear layers; None leaves them out, 512 channels then go to the readout.
-        dropout: share of the head's activations that is dropped in training.
+        outputs: C, for outputs (P, C); None for a single output, (P,).
+        inputs: Channels of the images, which are at least 32 x 32.
+        width: Channels of the first convolution; the others scale with it.
+        head: Width of the two linear layers; None omits them.
+        dropout: Dropout probability in the head.
         activation, parametrization, bias, distribution, generator: as for `MLP`.
-        weight_variance: one number or three: first convolution, all others, readout; 2 by default.
+        weight_variance: A number, or three: first convolution, other convolutions, readout; 2 by default.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class VGG11(nn.Module):
         start, inner, last = checked_variances(weight_variance, 2.0)
         self.activation, self.scalar = activation_function(activation), outputs is None
         self.dropout = nn.Dropout(dropout)
-        channels = [checked_count(inputs, "inputs"), *(each * checked_count(width, "width") for each in _WIDTHS)]
+        channels = [checked_count(inputs, "inputs"), *(factor * checked_count(width, "width") for factor in _WIDTHS)]
         self.hidden = nn.ModuleList(
             initialization.convolution(channels[k], channels[k + 1], 3, inner if k else start)
             for k in range(len(_WIDTHS))
@@ -73,10 +74,10 @@ class VGG11(nn.Module):
         self.readout = initialization.linear(sizes[-1], checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From images (P, inputs, height, width) to (P, C), or (P,)."""
+        """Map images (P, inputs, height, width) to (P, C) or (P,)."""
         if min(x.shape[-2:]) < 32:
             raise InputValueError(
-                f"x has shape {tuple(x.shape)}, expected images of 32 x 32 at least: they are halved 5x"
+                f"x has shape {tuple(x.shape)}, expected images of at least 32 x 32: they are halved 5x"
             )
         for k, layer in enumerate(self.hidden):
             x = self.activation(layer(x))

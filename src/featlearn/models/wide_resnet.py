@@ -24,27 +24,27 @@ __all__ = ["WideResNet"]
 class WideResNet(nn.Module):
     """Three groups of b residual blocks with 16 k, 32 k and 64 k channels, without BatchNorm.
 
-    ``first`` is a convolution to 16 channels; a block adds activation, convolution, activation, convolution (3 x 3, the
-    ``main`` path) to its input, or, in the first block of each group, to a 3 x 3 convolution of it (``shortcut``). The
-    second and the third group halve the image. Then the mean over positions and a linear ``readout``, without an
-    activation before it. 6 b + 1 convolutions are on the main path, and 3 in the shortcuts.
+    ``first`` is a convolution to 16 channels. A block adds activation, convolution, activation, convolution (3 x 3, the
+    ``main`` path) to its input. In the first block of each group, the input passes a 3 x 3 convolution (``shortcut``).
+    The second and third groups halve the image. The mean over positions and a linear ``readout`` follow, without an
+    activation. The main path has 6 b + 1 convolutions, the shortcuts have 3.
 
-    The form is that of the Neural Tangents library, as the papers say, but for one detail: at a stride of 2 images are
-    padded here by one pixel on each side, there only to the right and below.
+    The architecture is that of the Neural Tangents library, as stated in the papers, except for padding at stride 2:
+    here a pixel on each side, there only right and below.
 
     Shan & Bordelon 2021b (Fig. 2) use k = 3 and b = 2, ``parametrization="ntk"``, 100 images of two classes of
     CIFAR-10, outputs divided by gamma (`fl.steer.scale_output`). Atanasov et al. 2022 (Fig. 1d and J.1) use k = 4 and
     b = 1 in the standard parametrization with `weight_variance` (36, 0.09, 1): sigma = 6 for the first convolution and
-    0.3 for the blocks. They do not state that of the readout. Their Fig. J.2 varies b, and J.3 varies k at b = 2.
+    0.3 for the blocks. The variance of the readout is not stated. Their Fig. J.2 varies b, and J.3 varies k at b = 2.
 
     Args:
-        k: widening factor, also a fraction: int(16 k) channels.
-        b: blocks in each group.
-        inputs: channels of the images.
-        outputs: C, for outputs (P, C); None gives one output without an axis, (P,).
+        k: Widening factor; fractions give int(16 k) channels.
+        b: Blocks per group.
+        inputs: Channels of the images.
+        outputs: C, for outputs (P, C); None for a single output, (P,).
         activation, parametrization, bias, distribution, generator: as for `MLP`.
-        weight_variance: one number or three: first convolution, all others, readout; 1 by default, as in the library
-            named above. With 2, residual blocks would double the size of their input several times over.
+        weight_variance: A number, or three: first convolution, other convolutions, readout; 1 by default, as in Neural
+            Tangents. With 2, every residual block would double the size of its input.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class WideResNet(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        channels = [int(each * checked_number(k, "k")) for each in (16, 32, 64)]
+        channels = [int(base * checked_number(k, "k")) for base in (16, 32, 64)]
         if channels[0] < 1:
-            raise InputValueError(f"k={k!r}, expected a number >= 1/16, for one channel at least")
+            raise InputValueError(f"k={k!r}, expected a number >= 1/16, for at least one channel")
         blocks = checked_count(b, "b")
         activation_function(activation)
         initialization = WeightInitialization(parametrization, distribution, bias, generator)
@@ -83,7 +83,7 @@ class WideResNet(nn.Module):
         self.readout = initialization.linear(before, checked_outputs(outputs), last)
 
     def forward(self, x: Tensor) -> Tensor:
-        """From images (P, inputs, height, width) to (P, C), or (P,)."""
+        """Map images (P, inputs, height, width) to (P, C) or (P,)."""
         h = self.first(x)
         for group in self.groups:
             h = group(h)

@@ -14,7 +14,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.kernel.jacobian_products import inner_products
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
-from featlearn.linalg.nystrom import norm, normalized_overlap, surveyed
+from featlearn.linalg.nystrom import norm, normalized_overlap, survey_columns
 from featlearn.planning.progress_line import ProgressLine
 from featlearn.quantities.columns import KernelColumns
 from featlearn.quantities.operator import NTKOperator, column_count, same_draws, source
@@ -124,10 +124,10 @@ def estimate_alignment_of(
             return Estimate(float("nan"), float("nan"), 1)
         few = _in_few_vectors(targets, sweeps)
         if few is None:
-            found = surveyed(columns, count, drawing, targets)
+            found = survey_columns(columns, count, drawing, targets)
             ratio = normalized_overlap(found, "the alignment")
             return replace(ratio, value=float(ratio) / task, stderr=float(ratio.stderr) / task)
-        size = norm(surveyed(columns, count, drawing), "the alignment")
+        size = norm(survey_columns(columns, count, drawing), "the alignment")
         if not float(size) > 0.0:
             return Estimate(float("nan"), float("nan"), 1)
         value = _overlap(sweeps, *few) / (float(size) * task)

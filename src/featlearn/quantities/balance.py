@@ -104,7 +104,7 @@ def layer_balance_of(
         for pair in pairs.values():
             product = len(pair.before) ** 2 * pair.before.element_size()
             refuse_over_budget(audited.request.memory, product, "a product of two weights")
-        eta = Rates(rates, measurement.originals, list(known.found))
+        eta = Rates(rates, measurement.originals, list(known.by_name))
         balances = {names: pair_balance(pair, names, eta, measurement) for names, pair in pairs.items()}
         return LayerPairs(balances, known.left_out)
 

@@ -13,7 +13,7 @@ from featlearn.distributed.agreement import same_call, smallest_budget
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputTypeError, MemoryBudgetError, UnsupportedModelError
 from featlearn.gradients.directions import Directions, OutputSelection, output_directions
-from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, chosen_layers
+from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, select_layers
 from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
@@ -115,14 +115,14 @@ def measured_features(
     with ranks.together():
         found = weight_matrices(now.example())
         budget = byte_budget(memory, now.device)
-        chosen = {name: found.found[name] for name in chosen_layers(found, layers)}
+        chosen = {name: found.by_name[name] for name in select_layers(found, layers)}
         directions = _Directions(outputs, now.classes, any(len(one.weight) == now.classes for one in chosen.values()))
         parts = _parts(chosen, budget, start is not None, directions, now.batches[0].samples)
         totals = {name: _Totals(one, now.device, start is not None, parts) for name, one in chosen.items()}
         _stream(now, start, directions, totals, found, 0.2 * budget, ranks)
         for name, total in totals.items():
             if start is not None and total.initial_weight is None:  # a rank without samples of its own
-                total.initial_weight = weight_matrices(start.example(), found).found[name].weight
+                total.initial_weight = weight_matrices(start.example(), found).by_name[name].weight
     for total in totals.values():
         total.add_up(ranks)
     features = {name: total.features(directions, now.dtype) for name, total in totals.items()}

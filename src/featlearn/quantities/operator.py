@@ -21,7 +21,7 @@ from featlearn.kernel.stream import SampleStream
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
-from featlearn.linalg.nystrom import RandomProducts, norm, sketched_norm, surveyed
+from featlearn.linalg.nystrom import RandomProducts, norm, sketched_norm, survey_columns
 from featlearn.linalg.sampling import averaged
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.isolation import random_state_kept
@@ -199,7 +199,7 @@ class NTKOperator:
                 return Estimate(columns.squared_sum() ** 0.5, 0.0, 1)
             if self.outputs > MANY:
                 return sketched_norm(self._random_sketch(sweeps, count, drawing))
-            return norm(surveyed(columns, count, drawing))
+            return norm(survey_columns(columns, count, drawing))
 
     def row_means(self, sweeps: Sweeps) -> Tensor:
         """(P,) K 1 / P for the mean over outputs: J_c (J_c^T 1) / P, a product for every output. float64."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
-from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, chosen_layers
+from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, select_layers
 from featlearn.linear_maps.weight_matrices import WeightMatrices, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
@@ -68,7 +68,7 @@ def ptk_of(
     with audited.measuring([x] if x2 is None else [x, x2], keep_weights=True) as measurement:
         measurement.refuse_no_gradient(of_example=True)
         found = weight_matrices(measurement.example())
-        names = chosen_layers(found, [layer])
+        names = select_layers(found, [layer])
         if len(names) != 1:
             raise InputValueError(f"layer={layer!r} is {', '.join(names)}; expected one of them")
         classes = range(measurement.classes) if isinstance(outputs, str) else [outputs]

@@ -1,15 +1,15 @@
-"""Runs on disk: written line by line while training goes on, read back without running anything they hold.
+"""Runs on disk: written line by line during training, and read without executing any content.
 
-A run is a directory (or one `.zip` of it):
+A run is a directory (or a `.zip` of it):
 
     run.json                    what was run: configuration, versions, seed, device, probe, schema
-    scalars.jsonl               one line for each measurement: step, seconds, numbers by name
+    scalars.jsonl               a line per measurement: step, seconds, numbers by name
     arrays/<name>/<step>.npz    kernels, spectra, matrices; the step in twelve digits
     events.jsonl                what happened: measurements skipped, a diverged kernel, the end
 
-A killed process loses at most the measurement in progress (writer.py says how). Nothing is pickled, and opening a run
-that is not trusted is safe: it is read, or refused with a `RunError` (files.py, arrays.py). An older layout is read
-through its upgrade (schema.py). Nothing here imports torch.
+A killed process loses at most the measurement in progress (see writer.py). Nothing is pickled, and opening an untrusted
+run is safe: it is read, or raises `RunError` (files.py, arrays.py). Older layouts are read through upgrades
+(schema.py). This package does not import torch.
 """
 
 from featlearn.record.reader import Run, open_run

@@ -1,15 +1,15 @@
-"""Files that are there whole or not at all, whenever the process that writes them is killed."""
+"""Atomic file writes: a killed process leaves the old file or the new file."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
 PART = ".part"
-"""Ends the name of a file that is not whole yet."""
+"""Suffix of the names of incomplete files."""
 
 
 def put(target: Path, content: bytes, *, synchronize: bool = False) -> None:
-    """Write a file, or replace it; `synchronize` puts it on disk, so that it survives a loss of power."""
+    """Write or replace a file atomically; `synchronize` flushes it to disk, so that it survives a power loss."""
     part = target.with_name(target.name + PART)
     try:
         with part.open("wb") as file:

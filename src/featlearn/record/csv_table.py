@@ -15,7 +15,7 @@ from featlearn.record.atomic import put
 def write_csv(path: str | os.PathLike[str], head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> Path:
     """Write a table atomically and return its path. None becomes an empty cell, a list or mapping its JSON.
 
-    A text that a spreadsheet would take for a formula is quoted.
+    Text that a spreadsheet would interpret as a formula is quoted.
     """
     target, table = Path(path), io.StringIO(newline="")
     csv.writer(table).writerows([_cell(value) for value in row] for row in (head, *rows))

@@ -1,6 +1,6 @@
-"""The files of a run, in a directory or an archive: only those that belong to it, never larger than they may be.
+"""Files of a run in a directory or an archive, limited to known names and sizes.
 
-Nothing is unpacked to disk, no link is followed, and a small file that unpacks to a huge one is refused.
+Nothing is unpacked to disk, no link is followed, and archive bombs raise an error.
 """
 
 import os
@@ -14,28 +14,28 @@ from typing import NoReturn, Protocol
 from featlearn.errors import RunError
 from featlearn.record.layout import ARRAYS, EVENTS, LONGEST_NAME, RUN, SCALARS, named_array
 
-# What a compressed file may unpack to: this much in any case, or so many times what it takes on disk.
-# Numbers as text shrink 5 times; deflate reaches 1000.
+# Largest unpacked size of a compressed file: ALWAYS bytes, or _RATIO times its size on disk. Text of numbers is
+# compressed 5 times; deflate reaches 1000.
 ALWAYS, _RATIO = 2**23, 50
-# The others (lzma, bzip2) reserve what a header asks for.
+# Other methods (lzma, bzip2) allocate whatever a header states.
 _COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 
 
 class Files(Protocol):
-    """A directory or an archive."""
+    """Files of a run in a directory or an archive."""
 
     def names(self) -> list[str]:
-        """The places that belong to a run."""
+        """Return the paths that belong to the run."""
 
     def weight(self, place: str) -> int | None:
-        """Bytes that it takes on disk, None if it is not there."""
+        """Return the size on disk in bytes; None if the file does not exist."""
 
     def read(self, place: str, most: int) -> bytes | None:
-        """What it holds, None if it is not there; more than `most` bytes are refused."""
+        """Return the content, None if the file does not exist; raise if it exceeds `most` bytes."""
 
 
-def opened(path: Path) -> Files:
-    """The files of the run at `path`."""
+def open_files(path: Path) -> Files:
+    """Open the files of the run at `path`."""
     try:
         if path.is_dir():
             return _Directory(path)
@@ -43,34 +43,34 @@ def opened(path: Path) -> Files:
             return _Archive(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error}") from error
-    raise RunError(f"{path} is not there, expected the directory or the .zip of a run")
+    raise RunError(f"{path} does not exist, expected the directory or the .zip of a run")
 
 
 def allowed(weight: int, most: int) -> int:
-    """Bytes that a file of `weight` bytes on disk may unpack to."""
+    """Return the largest unpacked size of a file of `weight` bytes on disk."""
     return min(most, max(ALWAYS, _RATIO * weight))
 
 
 def member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, *, size: int, most: int) -> bytes:
-    """One member of an archive of `size` bytes, refused if it unpacks to more than `most`."""
+    """Read a member of an archive of `size` bytes; raise if it unpacks to more than `most` bytes."""
     name = repr(info.filename[:80])
     if info.compress_type not in _COMPRESSIONS:
-        raise RunError(f"{name} is compressed in a way that is not read, expected stored or deflated")
+        raise RunError(f"{name} has an unsupported compression, expected stored or deflated")
     if info.file_size > most or info.compress_size > size:
         raise RunError(
             f"{name} takes {info.compress_size} bytes and unpacks to {info.file_size}, expected at most "
             f"{most}; if you trust it, unpack the archive and open the directory"
         )
     with archive.open(info) as file:
-        content = file.read(info.file_size + 1)  # checks the sum at the end
+        content = file.read(info.file_size + 1)  # checks the checksum at the end
     if len(content) != info.file_size:
-        raise RunError(f"{name} is damaged: it is not as long as it says")
+        raise RunError(f"{name} is damaged: its length differs from its header")
     return content
 
 
 @contextmanager
 def damage(where: object) -> Iterator[None]:
-    """Whatever goes wrong inside becomes a `RunError`: zlib, zipfile, numpy and the system each have their own."""
+    """Convert all exceptions inside to `RunError`; zlib, zipfile, numpy, and the system raise different ones."""
     try:
         yield
     except RunError as error:
@@ -84,32 +84,32 @@ class _Directory:
         self._path = path
 
     def names(self) -> list[str]:
-        found = [name for name in (RUN, SCALARS, EVENTS) if self.weight(name) is not None]
-        if self._lies(ARRAYS):
+        names = [name for name in (RUN, SCALARS, EVENTS) if self.weight(name) is not None]
+        if self._status(ARRAYS):
             for folder, folders, files in os.walk(self._path / ARRAYS, onerror=_refuse):
                 inside = Path(folder).relative_to(self._path)
-                if len(inside.parts) > LONGEST_NAME:  # no array lies so deep
+                if len(inside.parts) > LONGEST_NAME:  # deeper than any array
                     folders.clear()
                 for name in folders:
-                    self._lies((inside / name).as_posix())
-                found += filter(named_array, ((inside / name).as_posix() for name in files))
-        return sorted(found)
+                    self._status((inside / name).as_posix())
+                names += filter(named_array, ((inside / name).as_posix() for name in files))
+        return sorted(names)
 
     def weight(self, place: str) -> int | None:
-        status = self._lies(place)
+        status = self._status(place)
         return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
     def read(self, place: str, most: int) -> bytes | None:
-        if self.weight(place) is None:  # a pipe or a device is not there either
+        if self.weight(place) is None:  # pipes and devices do not count as files
             return None
         with damage(self._path / place), (self._path / place).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > most:
                 raise RunError(f"it is larger than {most} bytes, expected the file of a run")
-            return file.read(size)  # not what is being added
+            return file.read(size)  # excludes bytes appended meanwhile
 
-    def _lies(self, place: str) -> os.stat_result | None:
-        """What lies at a place; links are refused, for they may lead to files that are not of the run."""
+    def _status(self, place: str) -> os.stat_result | None:
+        """Return the status of a path, or None; raise for links, which may lead outside the run."""
         path = self._path
         status = None
         for part in place.split("/"):
@@ -121,7 +121,7 @@ class _Directory:
             except OSError as error:
                 raise RunError(f"{path} cannot be read: {error}") from error
             if stat.S_ISLNK(status.st_mode):
-                raise RunError(f"{path} is a link, expected a file of the run; put what it names in its place")
+                raise RunError(f"{path} is a link, expected a file of the run; replace it by its target")
         return status
 
 
@@ -130,7 +130,7 @@ class _Archive:
         self._path = path
         with damage(path):
             self._size = path.stat().st_size
-            self._archive = zipfile.ZipFile(path)  # kept open: its table is read once
+            self._archive = zipfile.ZipFile(path)  # stays open, so that its directory is read once
             self._members = {info.filename: info for info in self._archive.infolist() if _belongs(info.filename)}
 
     def names(self) -> list[str]:

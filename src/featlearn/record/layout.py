@@ -1,8 +1,8 @@
-"""Where things lie in a run, which names are safe there, and how large they may be.
+"""Paths, safe names, and size limits of a run.
 
-Names of arrays become folders. Two things are left to who names them: names that differ in case only (`Loss`, `loss`)
-share a folder, and overwrite each other, where the file system does not tell case apart (macOS, Windows); and Windows
-refuses a few words (`con`, `nul`) and, by default, paths over 260 characters.
+Names of arrays become folders. On case-insensitive file systems (macOS, Windows), names that differ only in case
+(`Loss`, `loss`) overwrite each other. Windows also rejects some words (`con`, `nul`) and, by default, paths over 260
+characters.
 """
 
 import functools
@@ -15,47 +15,47 @@ from featlearn.errors import InputTypeError, InputValueError
 
 RUN, SCALARS, EVENTS, ARRAYS = "run.json", "scalars.jsonl", "events.jsonl", "arrays"
 
-# Far above what a run holds, far below what would bring a machine down; the writer keeps to them, the reader insists.
+# Limits far above usual runs, and far below the memory of a machine. Writer and reader enforce them.
 LARGEST_TEXT, LARGEST_ARRAYS, MOST_ARRAYS = 2**28, 2**32, 10_000
 LONGEST_NAME, LAST_STEP = 200, 10**12 - 1
 
-# Letters, digits and a few signs in parts divided by /. No part is . or .. or hidden, and none begins with a sign: a
-# name at the head of a column is no formula.
+# Letters, digits, and a few signs, in parts separated by /. No part is . or .. or hidden. No part begins with a sign,
+# which spreadsheets would interpret as a formula.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.+=@-]*[A-Za-z0-9_+=@-])?"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*")
 _PLACE = re.compile(rf"{ARRAYS}/({_NAME.pattern})/([0-9]{{12}})\.npz")
 AXES = frozenset({"step", "seconds"})
-"""Names of columns of a table beside the scalars."""
+"""Names of table columns other than scalars."""
 USER = "user/"
 """Prefix, in a file, of the names of numbers that the user records."""
 
 
 def checked_name(name: object) -> str:
-    """The name of an array, refused unless it can be a path and the head of a column everywhere."""
+    """Check that a name is safe as a path and as a column header."""
     if not isinstance(name, str) or len(name) > LONGEST_NAME or not _NAME.fullmatch(name):
         raise InputValueError(
             f"the name {str(name)[:LONGEST_NAME]!r} cannot be recorded, expected at most {LONGEST_NAME} letters, digits"
-            " and _ . - + = @ in parts divided by /, each beginning with a letter, a digit or _"
+            " and _ . - + = @ in parts separated by /, each beginning with a letter, a digit or _"
         )
     return name
 
 
-@functools.lru_cache(maxsize=MOST_ARRAYS)  # a run has the same few in each of its lines
+@functools.lru_cache(maxsize=MOST_ARRAYS)  # lines of a run repeat the same few names
 def checked_scalar_name(name: object) -> str:
-    """The name of a scalar: as that of an array, and not one of the axes."""
+    """Check the name of a scalar, which must not be the name of an axis."""
     if name in AXES:
-        raise InputValueError(f"a scalar cannot be named {name!r}, every measurement has one; choose another name")
+        raise InputValueError(f"a scalar cannot be named {name!r}, which is reserved; choose another name")
     return checked_name(name)
 
 
 def shown_name(name: str, measured: Container[str]) -> str:
-    """The name that the user wrote, unless the run measures a number of that name."""
+    """Return the name without the user prefix, unless the run measures a number of that name."""
     plain = name.removeprefix(USER)
     return name if plain in measured else plain
 
 
 def checked_step(step: Any) -> int:
-    """A step: a whole number from 0."""
+    """Check that a step is a whole number >= 0."""
     try:
         number = operator.index(step)
     except TypeError as error:
@@ -66,13 +66,13 @@ def checked_step(step: Any) -> int:
 
 
 def array_path(name: str, step: int) -> str:
-    """Where an array lies, relative to the run."""
+    """Return the path of an array, relative to the run."""
     return f"{ARRAYS}/{checked_name(name)}/{checked_step(step):012d}.npz"
 
 
 def named_array(place: str) -> tuple[str, int] | None:
-    """The inverse of `array_path`; None for what is not the place of an array."""
-    found = _PLACE.fullmatch(place) if len(place) < 2 * LONGEST_NAME else None
-    if found is None or len(found[1]) > LONGEST_NAME:
+    """Return name and step from the path of an array; None for other paths."""
+    match = _PLACE.fullmatch(place) if len(place) < 2 * LONGEST_NAME else None
+    if match is None or len(match[1]) > LONGEST_NAME:
         return None
-    return found[1], int(found[2])
+    return match[1], int(match[2])

@@ -1,4 +1,4 @@
-"""Reading a run, also one that is not trusted: nothing in it is executed, nothing too large is allocated."""
+"""Read runs, including untrusted ones: nothing is executed, and allocations are limited."""
 
 import importlib
 import math
@@ -15,7 +15,7 @@ import numpy
 from featlearn.errors import FeatlearnError, InputValueError, RunError, did_you_mean
 from featlearn.record import schema
 from featlearn.record.arrays import decoded
-from featlearn.record.files import ALWAYS, allowed, opened
+from featlearn.record.files import ALWAYS, allowed, open_files
 from featlearn.record.layout import (
     AXES,
     EVENTS,
@@ -36,23 +36,23 @@ from featlearn.record.text import object_in, objects_in
 
 
 class Run:
-    """A recorded run: a directory or a packed one, perhaps still being written.
+    """A recorded run in a directory or .zip file, finished or still being written.
 
-    Scalars, events and the list of arrays are read when first asked for and kept: open a growing run again to see
-    more. Names, steps and numbers are checked; `config` and the details of events hold whatever JSON was written.
-    What is damaged or not safe to read is a `RunError`, files that do not belong to a run are left alone.
+    Scalars, events, and the list of arrays are read on first access and cached: open a growing run again to see more.
+    Names, steps, and numbers are checked; `config` and details of events are arbitrary JSON. Damaged or unsafe files
+    raise `RunError`; files that do not belong to a run are ignored.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        files = opened(self.path)
+        files = open_files(self.path)
         self.schema = schema.schema_of(files, self.path)
-        """The schema that it was written with."""
+        """Schema with which the run was written."""
         self._files = schema.upgraded(files, self.schema)
         self.network: Any = None
-        """The watched network with probe, optimizer and first weights, if this process trains it; else None."""
+        """Watched network with probe, optimizer, and initial weights, if this process trains it; otherwise None."""
         self.config: dict[str, Any] = object_in(self._content(RUN), f"{self.path}/{RUN}")
-        """What run.json says."""
+        """Content of run.json."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is copied to another process: the network stays in its own."""
@@ -60,41 +60,41 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What it is called: its configured name, or that of its file."""
+        """Name of the run: its configured name, or the name of its file."""
         name = self.config.get("name")
-        known = isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
-        if known:
+        is_valid = isinstance(name, str) and name.isprintable() and 0 < len(name) <= LONGEST_NAME
+        if is_valid:
             return str(name)
         path = self.path.resolve()
         return path.stem if path.suffix == ".zip" else path.name
 
     @property
     def probe_samples(self) -> tuple[int, int] | None:
-        """Number of samples of the probe that was passed, and of those that are measured; None if unknown."""
+        """Number of samples in the probe, and number of measured samples; None if unknown."""
         probe = self.config.get("probe")
-        given, measured = (_whole(probe.get(key)) if isinstance(probe, dict) else 0 for key in ("samples", "measured"))
-        return (given, measured if 0 < measured <= given else given) if given > 0 else None
+        total, measured = (_whole(probe.get(key)) if isinstance(probe, dict) else 0 for key in ("samples", "measured"))
+        return (total, measured if 0 < measured <= total else total) if total > 0 else None
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
         """Measurements by step: `step`, `seconds` (or None), `values` by name.
 
-        If a step is repeated after a resume, the last value of each quantity counts. Numbers of the user have the names
-        that the user wrote, or `user/` before a name that the run records itself. A run that says that it is finished
-        and has lost lines since is refused.
+        If a step is repeated after a resume, the last value of each quantity counts. Numbers recorded by the user have
+        their original names, with the prefix `user/` if the run records the same name. A finished run with missing
+        lines raises an error.
         """
-        found: dict[int, dict[str, Any]] = {}
+        by_step: dict[int, dict[str, Any]] = {}
         for line in self._checked(SCALARS, measurement):
-            earlier = found.get(line["step"])
+            earlier = by_step.get(line["step"])
             if earlier is not None:
                 line["values"] = {**earlier["values"], **line["values"]}
-            found[line["step"]] = line
+            by_step[line["step"]] = line
         if self.config.get("finished") is True:
-            self._refuse_lost_lines(found)
-        measured = AXES.union(*(line["values"] for line in found.values()))
-        for line in found.values():
+            self._refuse_lost_lines(by_step)
+        measured = AXES.union(*(line["values"] for line in by_step.values()))
+        for line in by_step.values():
             line["values"] = {shown_name(name, measured): value for name, value in line["values"].items()}
-        return [found[step] for step in sorted(found)]
+        return [by_step[step] for step in sorted(by_step)]
 
     @cached_property
     def user_names(self) -> set[str]:
@@ -108,62 +108,62 @@ class Run:
         return sorted({name for line in self.lines for name in line["values"]})
 
     def scalar(self, name: str) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """(steps, values) of one quantity, where it was measured."""
+        """Return (steps, values) of a quantity, at the steps at which it was measured."""
         pairs = [(line["step"], line["values"][name]) for line in self.lines if name in line["values"]]
         if not pairs:
-            known = ", ".join(self.names) or "none"
+            names = ", ".join(self.names) or "none"
             raise InputValueError(
-                f"the run has no scalar {name!r}, expected one of {known}{did_you_mean(name, self.names)}"
+                f"the run has no scalar {name!r}, expected one of {names}{did_you_mean(name, self.names)}"
             )
         steps, values = zip(*pairs, strict=True)
         return numpy.array(steps), numpy.array(values, dtype=float)
 
     def curves(self) -> dict[str, tuple[list[float], list[float]]]:
-        """Name -> (steps, values): what a theory's `overlay` takes."""
-        found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in self.names}
+        """Return name -> (steps, values), as expected by `overlay` of a theory."""
+        result: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in self.names}
         for line in self.lines:
             for name, value in line["values"].items():
-                found[name][0].append(float(line["step"]))
-                found[name][1].append(value)
-        return found
+                result[name][0].append(float(line["step"]))
+                result[name][1].append(value)
+        return result
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        """What happened, in the order of writing: `kind`, `step` (or None), `at`, and details."""
+        """Events in order of writing: `kind`, `step` (or None), `at`, and details."""
         return list(self._checked(EVENTS, _event))
 
     @cached_property
     def arrays(self) -> dict[str, list[int]]:
-        """Name of an array -> the steps it was recorded at."""
-        found: dict[str, list[int]] = {}
+        """Name of an array -> steps at which it was recorded."""
+        steps_by_name: dict[str, list[int]] = {}
         for name, step in filter(None, map(named_array, self._files.names())):
-            found.setdefault(name, []).append(step)
-        return {name: sorted(steps) for name, steps in sorted(found.items())}
+            steps_by_name.setdefault(name, []).append(step)
+        return {name: sorted(steps) for name, steps in sorted(steps_by_name.items())}
 
     def array(self, name: str, step: int) -> dict[str, numpy.ndarray]:
-        """The arrays under one name at one step."""
+        """Return the arrays under a name at a step."""
         if step not in self.arrays.get(checked_name(name), ()):
-            known = f"steps {self.arrays[name]}" if name in self.arrays else ", ".join(self.arrays) or "none"
-            meant = "" if name in self.arrays else did_you_mean(name, self.arrays)
-            raise InputValueError(f"the run has no array {name!r} at step {step}, expected {known}{meant}")
-        place = array_path(name, step)
-        content, weight = self._content(place), self._files.weight(place) or 0
-        return decoded(content, most=allowed(weight, LARGEST_ARRAYS), where=f"{self.path}/{place}")
+            available = f"steps {self.arrays[name]}" if name in self.arrays else ", ".join(self.arrays) or "none"
+            hint = "" if name in self.arrays else did_you_mean(name, self.arrays)
+            raise InputValueError(f"the run has no array {name!r} at step {step}, expected {available}{hint}")
+        path = array_path(name, step)
+        content, weight = self._content(path), self._files.weight(path) or 0
+        return decoded(content, most=allowed(weight, LARGEST_ARRAYS), where=f"{self.path}/{path}")
 
     def pack(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """All of it in one .zip, written whole or not at all; returns its path."""
+        """Pack the run into a .zip file, atomically; return its path."""
         if not self.path.is_dir():
             raise RunError(f"{self.path} is packed already, expected a directory")
         folder = self.path.resolve()
         target = folder.with_name(f"{folder.name}.zip") if path is None else Path(path)
         if target.exists():
-            raise RunError(f"{target} exists already, expected a new path; remove it or name another")
+            raise RunError(f"{target} exists already, expected a new path; remove it or choose another")
         part = target.with_name(f"{target.name}.part")
         try:
             with zipfile.ZipFile(part, "w") as archive:
                 for place in self._files.names():
                     content = self._content(place)
-                    # arrays hardly shrink, and what shrinks a lot (all zero, all nan) would be taken for a bomb
+                    # arrays compress little, and arrays that compress a lot (zeros, nan) would look like archive bombs
                     small = len(content) <= ALWAYS and not named_array(place)
                     archive.writestr(place, content, zipfile.ZIP_DEFLATED if small else zipfile.ZIP_STORED)
             os.replace(part, target)
@@ -175,16 +175,16 @@ class Run:
         return target
 
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write the scalars as a table: a row for each step, a column for each name, empty where not measured."""
+        """Write scalars as CSV: a row per step and a column per name, with empty cells for missing values."""
         from featlearn.record.csv_table import write_csv
 
         rows = ([line["step"], line["seconds"], *map(line["values"].get, self.names)] for line in self.lines)
         return write_csv(path, ["step", "seconds", *self.names], rows)
 
     def to_xarray(self) -> Any:
-        """The scalars as an `xarray.Dataset` over step, nan where nothing was measured; needs the extra `xarray`.
+        """Convert scalars to an `xarray.Dataset` over step, with nan for missing values; needs the extra `xarray`.
 
-        Names keep their /, which netCDF does not take: rename them before `to_netcdf`.
+        Names contain /, which netCDF does not accept: rename them before `to_netcdf`.
         """
         try:
             xarray = importlib.import_module("xarray")
@@ -200,10 +200,7 @@ class Run:
         )
 
     def report(self, path: str | os.PathLike[str], **options: Any) -> Path:
-        """Write what it did into one HTML file that needs nothing else; options are those of `fl.report`.
-
-        Returns the path.
-        """
+        """Write a self-contained HTML report and return its path; options are those of `fl.report`."""
         write = importlib.import_module("featlearn.reporting.page").report
         return Path(write(self, path, **options))
 
@@ -211,7 +208,7 @@ class Run:
         return f"<Run {self.name!r} in {str(self.path)!r}>"
 
     def _checked(self, name: str, check: Callable[[dict[str, Any]], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The lines of a file, each as `check` has it."""
+        """Yield the lines of a file, converted by `check`."""
         for line in objects_in(self._content(name), f"{self.path}/{name}"):
             try:
                 yield check(line)
@@ -219,16 +216,15 @@ class Run:
                 raise RunError(f"{self.path}/{name} has a line {str(line)[:80]}: {error}") from error
 
     def _refuse_lost_lines(self, steps: Collection[int]) -> None:
-        """Of a finished run every line is whole, down to the last that was written.
+        """Raise if a finished run has incomplete or missing lines.
 
-        A line that was cut off, or is not there yet, is no damage only while a run is written, or where the run itself
-        says that something could not be written.
+        Incomplete lines are accepted in running runs, and in runs that recorded a failed write.
         """
         if any(event["kind"] == "not_written" for event in self.events):
             return
         content, count = self._content(SCALARS), _whole(self.config.get("measurements"))
         ends = [event for event in self.events if event["kind"] == "finished"]
-        last = _whole(ends[-1].get("last_line")) if ends else 0  # older runs do not say it
+        last = _whole(ends[-1].get("last_line")) if ends else 0  # older runs do not have it
         lost = ""
         if content and not content.endswith(b"\n"):
             lost = "its last line is cut off"
@@ -240,10 +236,10 @@ class Run:
             raise RunError(f"{self.path}/{SCALARS} is damaged: the run is finished, but {lost}; copy the run again")
 
     def _content(self, place: str) -> bytes:
-        """What a file holds; nothing where no line was written yet."""
+        """Return the content of a file; empty if no line was written yet."""
         content = self._files.read(place, LARGEST_ARRAYS if named_array(place) else LARGEST_TEXT)
         if content is None and place not in (SCALARS, EVENTS):
-            raise RunError(f"{self.path}/{place} has gone since the run was opened; open it again")
+            raise RunError(f"{self.path}/{place} was removed since the run was opened; open it again")
         return content or b""
 
 
@@ -253,7 +249,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 
 def measurement(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of scalars, checked: `step`, `seconds` (or None), `values` by name."""
+    """Check a line of scalars: `step`, `seconds` (or None), `values` by name."""
     values, seconds = line.get("values"), line.get("seconds")
     if not isinstance(values, dict):
         raise RunError("it has no values, expected numbers by name")
@@ -270,7 +266,7 @@ def _event(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(value: object) -> int:
-    """A count in a run, 0 where there is none."""
+    """Return a count in a run; 0 if there is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 

@@ -1,4 +1,4 @@
-"""Which layout a run has, and how an older one is read."""
+"""Schema of a run, and upgrades of older schemas."""
 
 from collections.abc import Callable
 
@@ -8,17 +8,17 @@ from featlearn.record.layout import LARGEST_TEXT, RUN
 from featlearn.record.text import object_in
 
 SCHEMA = 1
-"""Counts the changes of the layout that an older reader would misread."""
+"""Version of the layout, increased by changes that older readers would misread."""
 
 UPGRADES: dict[int, Callable[[Files], Files]] = {}
-"""Schema n -> what makes the files of such a run read as those of schema n + 1: one for each before `SCHEMA`."""
+"""Schema n -> function that presents files of schema n as files of schema n + 1, for every n below `SCHEMA`."""
 
 
 def schema_of(files: Files, where: object) -> int:
-    """The schema that a run was written with, if it can be read."""
+    """Return the schema with which a run was written; raise if it is not supported."""
     content = files.read(RUN, LARGEST_TEXT)
     if content is None:
-        raise RunError(f"{where} holds no {RUN}, expected the directory of a run, or a .zip with {RUN} at its top")
+        raise RunError(f"{where} has no {RUN}, expected the directory of a run, or a .zip with {RUN} at its top")
     schema = object_in(content, f"{where}/{RUN}").get("schema")
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise RunError(f"{where} has schema {str(schema)[:40]!r}, expected a whole number from 1 to {SCHEMA}")
@@ -28,7 +28,7 @@ def schema_of(files: Files, where: object) -> int:
 
 
 def upgraded(files: Files, schema: int) -> Files:
-    """The files of a run of an older schema, as the present one has them."""
+    """Present files of an older schema as files of the current schema."""
     for older in range(schema, SCHEMA):
         files = UPGRADES[older](files)
     return files

@@ -1,4 +1,4 @@
-"""Entries of a run as JSON: nan and infinity as Python writes them (`NaN`, `Infinity`), everything else standard."""
+"""JSON entries of a run: standard except for nan and infinity, written as `NaN` and `Infinity`."""
 
 import io
 import json
@@ -9,7 +9,7 @@ from featlearn.errors import InputValueError, RunError
 
 
 def json_of(entry: Mapping[str, Any]) -> bytes:
-    """One line. numpy numbers and arrays become numbers and lists; what JSON has no word for, its `str`."""
+    """Encode a line of JSON. numpy numbers and arrays become numbers and lists; other objects become their `str`."""
     try:
         return json.dumps(entry, default=_plain).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -17,18 +17,18 @@ def json_of(entry: Mapping[str, Any]) -> bytes:
 
 
 def object_in(content: bytes, where: object) -> dict[str, Any]:
-    """A JSON object; of a key given twice the last counts."""
+    """Parse a JSON object; for repeated keys, the last value counts."""
     try:
-        found = json.loads(str(content, "utf-8"))
+        value = json.loads(str(content, "utf-8"))
     except (ValueError, RecursionError) as error:
         raise RunError(f"{where} is damaged: {str(error)[:120]}") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{where} holds {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(value, dict):
+        raise RunError(f"{where} holds {type(value).__name__}, expected an object")
+    return value
 
 
 def objects_in(content: bytes, where: object) -> Iterator[dict[str, Any]]:
-    """One object for each line; a last line without its end was being written when the process stopped."""
+    """Yield an object per line; skip a last line without newline, which was interrupted."""
     for number, line in enumerate(io.BytesIO(content), 1):
         if line.endswith(b"\n"):
             yield object_in(line, f"{where}, line {number}")

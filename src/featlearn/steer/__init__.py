@@ -1,4 +1,4 @@
-"""Steering: training that learns features on purpose, or does not."""
+"""Steering: make training richer or lazier."""
 
 from featlearn.steer.adaptive_slo import AdaptiveSLO, hidden_correlations
 from featlearn.steer.initialization import scale_init

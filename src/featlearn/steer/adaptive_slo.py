@@ -1,4 +1,4 @@
-"""Speed limited optimization that always drives the layer whose features are furthest behind.
+"""Speed limited optimization that boosts the layer with the least feature learning.
 
 See Beaglehole et al. 2024, App. J.
 """
@@ -25,11 +25,11 @@ Measure = Callable[[nn.Module, Any], Mapping[str, float]]
 def hidden_correlations(
     model: nn.Module, probe: Any, *, dtype: torch.dtype | None = torch.float64, **options: Any
 ) -> dict[str, float]:
-    """Uncentered neural feature correlation (UC-NFC) of every hidden layer, by layer name.
+    """Compute the uncentered neural feature correlation (UC-NFC) of every hidden layer, by layer name.
 
-    The readout is left out: its correlation is 1 whatever it has learned. Measured in double by default: in a long
-    run some ReLU input comes so close to zero that single precision cannot resolve its sign, and the measurement
-    raises an error. `options` go to :func:`featlearn.neural_features` (`readout`, `outputs`, `layers`).
+    The readout is excluded: its correlation is always 1. The default dtype is float64: in long runs, some ReLU input
+    comes so close to zero that float32 cannot resolve its sign, and the measurement raises an error. `options` go to
+    :func:`featlearn.neural_features` (`readout`, `outputs`, `layers`).
     """
     features = neural_features(model, probe, dtype=dtype, **options)
     return {name: float(layer.uncentered) for name, layer in features.items() if not layer.is_readout}
@@ -39,31 +39,31 @@ class AdaptiveSLO(Optimizer):
     """Adaptive speed limited optimization (Beaglehole et al. 2024, App. J).
 
     Before a step the UC-NFC of every hidden layer is measured on `probe`. The weight of the layer where it is smallest
-    moves with speed `boost`, every other parameter (other weights, readout, biases, norms) with 1 / boost:
-    W <- W - lr * speed * g / (eps + |g|_F), tensor by tensor.
+    moves with speed `boost`. All other parameters (other weights, readout, biases, norms) move with 1 / boost: W <- W -
+    lr * speed * g / (eps + |g|_F), tensor by tensor.
 
-    Erratum: App. J prints "dividing by eps |grad|"; here eps + |grad|, as in App. I. Read literally, with eps = 0.01,
-    it destroys the network.
+    Erratum: App. J prints "dividing by eps |grad|"; here eps + |grad|, as in App. I. The printed formula, with eps =
+        0.01, destroys the network.
 
-    What to expect: in our trials of the paper's experiment (Fig. 12) the *lowest* correlation of a layer rose above
-    that of gradient descent on every seed, but layers did not become equal, and where gradient descent trained at all
-    its test error was lower. See docs/how-to/steer-with-slo.md.
+    In our trials of the paper's experiment (Fig. 12), the *lowest* correlation of a layer exceeded that of gradient
+    descent on every seed. But layers did not become equal, and where gradient descent trained at all, its test error
+    was lower. See docs/how-to/steer-with-slo.md.
 
     Args:
-        model: the network; all of its trainable parameters are optimized.
-        probe: inputs to measure on, whatever the model takes.
-        lr: learning rate. The distance moved in a step is lr * boost for one weight and lr / boost for the others.
-        boost: s of the paper, >= 1.
-        eps: added to each norm, >= 0.
-        every: measure again after so many steps; in between the same layer stays ahead.
-        measure: `measure(model, probe)` gives the number to raise, for every layer that takes part, by layer name;
-            its weight is what the module of that name owns, `name.weight`. By default `hidden_correlations`;
-            `functools.partial(hidden_correlations, readout=...)` passes options on. Queries, keys and values that
-            share one tensor move together.
+        model: Network; all trainable parameters are optimized.
+        probe: Inputs to measure on.
+        lr: Learning rate. In a step, one weight moves by lr * boost, the other parameters by lr / boost.
+        boost: Number s of the paper, >= 1.
+        eps: Number >= 0 added to each norm.
+        every: Number of steps between measurements.
+        measure: Function `measure(model, probe)` that returns numbers by layer name; the smallest is boosted. The
+            weight of a layer is `name.weight`. By default `hidden_correlations`;
+            `functools.partial(hidden_correlations, readout=...)` passes options on. Queries, keys, and values that
+            share a tensor move together.
 
-    A layer whose correlation is undefined (nan: no gradient reaches it) is passed over; where all are, none is
-    boosted. Each parameter is a group of its own, with its `name`; `param_groups[i]["speed"]` says how fast it last
-    moved. `state_dict()` holds what is needed to go on, bit for bit; the model and the probe are not in it.
+    Layers with undefined correlation (nan: no gradient reaches them) are skipped. If all are undefined, none is
+    boosted. Each parameter has a separate group with its `name`; `param_groups[i]["speed"]` is its latest speed.
+    `state_dict()` allows an exact resume; it does not contain the model or the probe.
     """
 
     @name_keywords()
@@ -79,13 +79,13 @@ class AdaptiveSLO(Optimizer):
         measure: Measure = hidden_correlations,
     ):
         if not isinstance(model, nn.Module):
-            raise InputTypeError(f"model is {type(model).__name__}, expected an nn.Module: its layers are measured")
+            raise InputTypeError(f"model is {type(model).__name__}, expected an nn.Module")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise InputValueError(f"every is {every!r}, expected a whole number of steps >= 1")
         if isinstance(boost, bool) or not isinstance(boost, int | float):
             raise InputTypeError(f"boost is {boost!r}, expected a number >= 1")
         if not 1 <= boost < math.inf:
-            raise InputValueError(f"boost is {boost!r}, expected >= 1: the layer that is behind is to move fastest")
+            raise InputValueError(f"boost is {boost!r}, expected a number >= 1")
         groups = [{"params": [p], "name": name} for name, p in model.named_parameters() if p.requires_grad]
         if not groups:
             raise InputValueError(
@@ -99,7 +99,7 @@ class AdaptiveSLO(Optimizer):
         """Add one parameter of the model, `{"params": [p], "name": "layer.weight"}`."""
         group = self.defaults | param_group
         if "name" not in group or isinstance(group["params"], torch.Tensor) or len(group["params"]) != 1:
-            raise InputValueError("expected one parameter in a list, and its 'name' in the model, in each group")
+            raise InputValueError("expected a list of one parameter, and its 'name' in the model, in each group")
         refuse_bad_options(group)
         refuse_bad_tensors(group["params"], keep=False)
         super().add_param_group(group)
@@ -112,7 +112,7 @@ class AdaptiveSLO(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Measure if it is time to, then move; `closure` is called first, with gradients enabled."""
+        """Call `closure` with gradients enabled, measure if due, and take a step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -125,28 +125,28 @@ class AdaptiveSLO(Optimizer):
         return loss
 
     def _choose(self) -> None:
-        """Give the weight of the layer that is behind the speed `boost`, and all others 1 / boost."""
+        """Set the speed of the layer with the smallest correlation to `boost`, and all others to 1 / boost."""
         with torch.enable_grad():
             correlations = self.measure(self.model, self.probe)
         if not correlations:
-            raise InputValueError("no hidden layer was measured, expected at least one: a readout cannot be behind")
+            raise InputValueError("no hidden layer was measured, expected at least one besides the readout")
         defined = {name: value for name, value in correlations.items() if not math.isnan(value)}
-        driven = self._weights(min(defined, key=defined.__getitem__)) if defined else []
+        boosted = self._weights(min(defined, key=defined.__getitem__)) if defined else []
         for group in self.param_groups:
-            group["speed"] = group["boost"] if group["name"] in driven else 1 / group["boost"]
+            group["speed"] = group["boost"] if group["name"] in boosted else 1 / group["boost"]
 
     def _weights(self, layer: str) -> list[str]:
-        """The parameters behind a measured layer; `attention.q` may be a part of the one weight of `attention`."""
+        """Return parameters of a measured layer; `attention.q` may be part of the single weight of `attention`."""
         owned: dict[str, list[str]] = {}
         for group in self.param_groups:
-            if group["params"][0].dim() > 1:  # biases and gains are no weights
+            if group["params"][0].dim() > 1:  # exclude biases and gains
                 owner = group["name"].rpartition(".")[0].partition(".parametrizations.")[0]
                 owned.setdefault(owner, []).append(group["name"])
-        whole = owned.get(layer.rpartition(".")[0], [])
-        weights = owned.get(layer, whole if len(whole) == 1 else [])
+        parent_weights = owned.get(layer.rpartition(".")[0], [])
+        weights = owned.get(layer, parent_weights if len(parent_weights) == 1 else [])
         if not weights:
             raise InputValueError(
-                f"the layer that is behind, {layer!r}, has no trainable weight of its own, expected a module of the "
-                "model that owns it; give each weight its module, or pass a measure that leaves this layer out"
+                f"the layer to boost, {layer!r}, has no trainable weight, expected a module of the model with a "
+                "weight; use a module per weight, or pass a measure that excludes this layer"
             )
         return weights

@@ -27,15 +27,15 @@ def scale_output(model: nn.Module, factor: float, *, center: bool = True) -> "Sc
     Args:
         model: Module that returns one tensor, or an object with ``.logits``. The wrapper shares its parameters.
         factor: Number > 0 that multiplies the output.
-        center: Subtract a frozen copy of the model. Without it the output starts at factor f, and runs with different
-            factors start with different losses. The copy stays in eval mode: with dropout or batch statistics the
-            difference is zero at the start in eval mode only.
+        center: Subtract a frozen copy of the model. Otherwise, the initial output is factor f, and runs with different
+            factors start with different losses. The copy stays in eval mode: with dropout or batch statistics, the
+            initial difference is zero in eval mode only.
     """
     if not isinstance(model, nn.Module):
         raise InputTypeError(f"model is {type(model).__name__}, expected a torch.nn.Module")
     multiplier = checked_number(factor, "factor")
     if not multiplier > 0:
-        raise InputValueError(f"factor={factor!r}, expected a number > 0: it multiplies the output")
+        raise InputValueError(f"factor={factor!r}, expected a number > 0")
     return ScaledOutput(model, multiplier, center=center)
 
 

@@ -1,4 +1,4 @@
-"""A learning rate at which full-batch gradient descent is stable, from the kernel and the curvature of the loss."""
+"""A stable learning rate for full-batch gradient descent, from the kernel and the curvature of the loss."""
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,11 @@ from featlearn.steer.output_scale import ScaledOutput
 __all__ = ["safe_lr"]
 
 SHARE = 0.25
-"""Of the limit of stability, since kernels grow in training."""
+"""Default fraction of the stability limit, since kernels grow in training."""
 LARGEST_DENSE = 2048
-"""Rows of the kernel up to which it is formed."""
+"""Largest number of kernel rows for a dense eigenvalue computation."""
 SWEEPS = 40
-"""Products with the second derivative of a loss, at most, for its largest eigenvalue."""
+"""Largest number of products with the second derivative of a loss."""
 
 
 @name_keywords()
@@ -45,14 +45,14 @@ def safe_lr(
     loss's Hessian, J^T (d2 loss / df2) J; for the squared error it is that eigenvalue. Above 2 / (c k) gradient descent
     on the squared error of the linearized network diverges.
 
-    Assumed: steps on all of x, weights as they are now, eval mode. Kernels grow while features are learned; the default
-    share, a quarter, leaves room for a growth by 4. With momentum m the steps add up: multiply the rate by 1 - m.
-    Mini-batches: pass a batch as x, and take a smaller share for the noise. Adam and its kin, whose steps do not scale
-    with the gradient, need another rule.
+    The rate is for steps on all of x with the current weights, in eval mode. Kernels grow while features are learned;
+    the default share, a quarter, allows growth by a factor of 4. With momentum m, multiply the rate by 1 - m. For
+    mini-batches, pass a batch as x, and use a smaller share because of the noise. Adam and similar optimizers, whose
+    steps do not scale with the gradient, need another rule.
 
-    A homogeneous network of L weight layers whose outputs start a < 1 times as large as usual grows until they are as
-    large as the targets, and its kernel grows by about a^(-2 (L - 1) / L). The share is then multiplied by
-    min(1, 4 a^(2 - 2 / L)).
+    In a homogeneous network of L weight layers with outputs scaled by a < 1, weights grow until outputs are as large as
+    the targets. The kernel then grows by about a^(-2 (L - 1) / L). The share is then multiplied by min(1, 4 a^(2 - 2 /
+    L)).
 
     Args:
         model, x, readout: As for `fl.ntk`; `x` is the batch of one step.
@@ -61,29 +61,31 @@ def safe_lr(
             `y` is None. For `"cross-entropy"` c = 1 / P, twice the largest value of its second derivative; for
             `"bce"` c = 1 / (4 P C), the largest value. For a function, c is taken at the present outputs; c = 1 / P
             if its second derivative vanishes.
-        output_scale: a, as above. By default the factor of a network of `fl.steer.scale_output`, and 1 for others. L
+        output_scale: a, as above. By default the factor of `fl.steer.scale_output`, or 1. L
             weight layers multiplied by sigma (`fl.steer.scale_init`) have a = sigma^L.
-        share: Share of the limit; 1 is the limit itself.
+        share: Fraction of the stability limit.
     """
     if not checked_number(share, "share") > 0:
         raise InputValueError(f"share={share!r}, expected a number > 0; 1 is the limit of stability")
-    known = losses.name(loss)
+    loss_name = losses.name(loss)
     if y is not None and not isinstance(y, Tensor):
         raise InputTypeError(f"y is {type(y).__name__}, expected a tensor of targets, or None")
     f = outputs_of(model, x, readout)
     largest = _largest_eigenvalue(model, x, readout, f.numel())
     if not largest > 0:
         raise InputValueError(
-            "the tangent kernel of x is zero: no output depends on the weights, expected one that training can change; "
+            "the tangent kernel of x is zero: no output depends on the weights, expected an output with a gradient; "
             "check the initial weights (two layers of zeros have no gradient)"
         )
     function = losses.function(loss)
-    curvature = loss_curvature(function, f, y) if known is None else named_curvature(known, len(f), f[0].numel())
-    return 2 * share * _room(model, output_scale) / (largest * curvature)
+    curvature = (
+        loss_curvature(function, f, y) if loss_name is None else named_curvature(loss_name, len(f), f[0].numel())
+    )
+    return 2 * share * _growth_factor(model, output_scale) / (largest * curvature)
 
 
 def _largest_eigenvalue(model: nn.Module, x: Inputs, readout: Readout | None, rows: int) -> float:
-    """Return the largest eigenvalue of the kernel (P C, P C), or an upper bound where it is too large to form."""
+    """Return the largest eigenvalue of the kernel (P C, P C), or an upper bound if it is too large to form."""
     if rows <= LARGEST_DENSE:
         full = ntk(model, x, outputs="full", readout=readout).double()
         return float(torch.linalg.eigvalsh(full.transpose(1, 2).reshape(rows, rows))[-1])
@@ -98,14 +100,14 @@ def named_curvature(loss: losses.LossName, samples: int, outputs: int) -> float:
 
 
 def outputs_of(model: nn.Module, x: Inputs, readout: Readout | None) -> Tensor:
-    """Outputs on x in eval mode, in the shape that the model or its readout gives."""
+    """Return outputs on x in eval mode, in the shape of the model or its readout."""
     network, samples = unwrapped(model), batch_size(x)
     with undisturbed(Inventory(network)) as isolation:
-        raw, inputs = ModelWithInputs(network, x, samples, readout, isolation.rewind).call(slice(None))
-        found = read_output(raw, inputs, readout)
-    if not isinstance(found, Tensor) or found.dim() not in (1, 2):
-        raise InputValueError(f"the readout gives {describe(found)}, expected a tensor of shape (P,) or (P, C)")
-    return found.detach().clone()
+        model_output, inputs = ModelWithInputs(network, x, samples, readout, isolation.rewind).call(slice(None))
+        outputs = read_output(model_output, inputs, readout)
+    if not isinstance(outputs, Tensor) or outputs.dim() not in (1, 2):
+        raise InputValueError(f"the readout gives {describe(outputs)}, expected a tensor of shape (P,) or (P, C)")
+    return outputs.detach().clone()
 
 
 def loss_curvature(loss: losses.LossFunction, outputs: Tensor, y: Tensor | None) -> float:
@@ -115,7 +117,7 @@ def loss_curvature(loss: losses.LossFunction, outputs: Tensor, y: Tensor | None)
         value = loss(f) if y is None else loss(f, y)  # type: ignore[call-arg]
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise InputTypeError(f"the loss gives {got}, expected a tensor of one number with a gradient")
+            raise InputTypeError(f"the loss gives {got}, expected a tensor with a single number and a gradient")
         (slope,) = torch.autograd.grad(value.reshape(()), f, create_graph=True)
     if not slope.requires_grad:
         return 1.0 / len(outputs)
@@ -124,15 +126,15 @@ def loss_curvature(loss: losses.LossFunction, outputs: Tensor, y: Tensor | None)
         columns = [torch.autograd.grad(slope, f, v.reshape(f.shape).to(f), retain_graph=True)[0] for v in block.mT]
         return torch.stack([column.reshape(-1) for column in columns], 1).to(block)
 
-    drawing = torch.Generator("cpu").manual_seed(0)
-    start = torch.randn(f.numel(), min(f.numel(), 3), generator=drawing, dtype=torch.float64).to(f.device)
+    generator = torch.Generator("cpu").manual_seed(0)
+    start = torch.randn(f.numel(), min(f.numel(), 3), generator=generator, dtype=torch.float64).to(f.device)
     pairs = top_eigenpairs(product, start, 1, torch.finfo(f.dtype).eps ** 0.5, SWEEPS * start.shape[1])
     largest = float(pairs.values[0])
     return largest if largest > 0 else 1.0 / len(outputs)
 
 
-def _room(model: nn.Module, output_scale: float | None) -> float:
-    """What is left of the share for a network that will grow."""
+def _growth_factor(model: nn.Module, output_scale: float | None) -> float:
+    """Return the factor of the share that allows for kernel growth."""
     network = unwrapped(model)
     if output_scale is None:
         output_scale = network.factor if isinstance(network, ScaledOutput) else 1.0

@@ -1,6 +1,6 @@
-"""What `fl.sweep` does: a function at every point of a grid, in parallel, resumed where it was killed.
+"""Sweeps: call a function at every point of a grid, in parallel, and resume after interruptions.
 
-`ProcessPool` and `Serial` are executors; a `Sweep` is what comes back.
+`ProcessPool` and `Serial` are executors. A `Sweep` holds the results.
 """
 
 from featlearn.sweeps.process_pool import ProcessPool, Serial

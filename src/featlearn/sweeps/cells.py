@@ -1,4 +1,4 @@
-"""A value over two axes of a sweep: mean over seeds, spread and number in each cell."""
+"""A value over two axes of a sweep: mean, spread, and number of seeds per cell."""
 
 import json
 import math
@@ -20,7 +20,7 @@ Scale = Literal["log", "linear", "words"]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a map: its values in the order in which they are drawn."""
+    """An axis of a map: its values in drawing order."""
 
     name: str
     values: Sequence[Any]
@@ -28,77 +28,79 @@ class Axis:
 
     @property
     def labels(self) -> list[str]:
-        """Its values in words; numbers with as few digits as tell them apart, three at least."""
+        """Labels of the values. Numbers have as few digits as distinguish them, but at least three."""
         for digits in (3, 4, 6):
-            found = [f"{value:.{digits}g}" if isinstance(value, float) else short(value) for value in self.values]
-            if len(set(found)) == len(found):
-                return found
+            labels = [f"{value:.{digits}g}" if isinstance(value, float) else short(value) for value in self.values]
+            if len(set(labels)) == len(labels):
+                return labels
         return [str(value) for value in self.values]
 
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """A value over two axes; arrays are (y, x)."""
+    """A value over two axes; arrays have shape (y, x)."""
 
     x: Axis
     y: Axis | None
     name: str
-    """of the value"""
+    """name of the value"""
     numeric: bool
     values: numpy.ndarray
-    """means over seeds, nan where nothing is done; of words the most frequent (several, divided by
-    " / ", where they are equally so), None where nothing is done"""
+    """means over seeds, nan without results; for words the most frequent (ties joined by " / "), None without
+    results"""
     spread: numpy.ndarray
-    """standard deviations over seeds (n - 1), nan for one seed; of words, the share that differs from the most
+    """standard deviations over seeds (n - 1), nan for a single seed; for words, the share that differs from the most
     frequent"""
     count: numpy.ndarray
-    """how many seeds are done"""
+    """number of seeds that are done"""
     failed: numpy.ndarray
-    """how many failed"""
+    """number of seeds that failed"""
     points: numpy.ndarray
-    """ids of the points, tuples"""
+    """tuples of point ids"""
 
     @property
     def words(self) -> list[str]:
-        """The words that occur, regimes first."""
+        """Distinct words, regimes first."""
         return sort_words(value for value in self.values.flat if value is not None)
 
 
 REGIMES = ("lazy", "mixed", "lazy then rich", "rich", "cannot tell")
 TIE = " / "
-"""Between words that are equally frequent."""
+"""Separator of equally frequent words."""
 
 
 def sort_words(words: Iterable[str]) -> list[str]:
-    """Each once: regimes from lazy to rich, then other words by the alphabet."""
-    found = set(words)
-    return [*(word for word in REGIMES if word in found), *sorted(found - set(REGIMES))]
+    """Return distinct words: regimes from lazy to rich, then other words alphabetically."""
+    distinct = set(words)
+    return [*(word for word in REGIMES if word in distinct), *sorted(distinct - set(REGIMES))]
 
 
 def cells(sweep: "Sweep", x: str, y: str | None, value: "Value", where: Mapping[str, Any]) -> Cells:
-    """The cells of a map; settings other than x and y must be the same in all points, or given by `where`."""
+    """Compute the cells of a map. Settings other than x and y must be equal in all points, or fixed by `where`."""
     for name in (x, *([] if y is None else [y])):
         sweep.check_axis(name)
         if name in where:
             raise InputValueError(f"where= fixes {name!r}, which is an axis of the map, expected other settings")
     if x == y:
-        raise InputValueError(f"x and y are both {x!r}, expected two settings; pass y=None for one row")
-    chosen = sweep.chosen(where)
-    rows = [row for row, fits in zip(sweep.rows, chosen, strict=True) if fits]
-    values = [one for one, fits in zip(sweep.values(value), chosen, strict=True) if fits]
-    ids = [point.id for (point, _), fits in zip(sweep.tasks, chosen, strict=True) if fits]
+        raise InputValueError(f"x and y are both {x!r}, expected two settings; pass y=None for a single row")
+    mask = sweep.row_mask(where)
+    rows = [row for row, fits in zip(sweep.rows, mask, strict=True) if fits]
+    values = [number for number, fits in zip(sweep.values(value), mask, strict=True) if fits]
+    ids = [point.id for (point, _), fits in zip(sweep.tasks, mask, strict=True) if fits]
     if not rows:
         raise InputValueError(f"no point has {dict(where)}, expected settings of the sweep")
     _refuse_hidden_axes(sweep, rows, (x, y), where)
     across = axis(x, [row[x] for row in rows])
     along = None if y is None else axis(y, [row[y] for row in rows])
     shape = (1 if along is None else len(along.values), len(across.values))
-    found: dict[tuple[int, int], list[int]] = {}
+    numbers_by_cell: dict[tuple[int, int], list[int]] = {}
     for number, row in enumerate(rows):
         place = (0 if along is None else _index(along, row[along.name]), _index(across, row[x]))
-        found.setdefault(place, []).append(number)
-    numeric = all(one is None or (isinstance(one, int | float) and not isinstance(one, bool)) for one in values)
-    made = Cells(
+        numbers_by_cell.setdefault(place, []).append(number)
+    numeric = all(
+        number is None or (isinstance(number, int | float) and not isinstance(number, bool)) for number in values
+    )
+    cell_values = Cells(
         across,
         along,
         value if isinstance(value, str) else getattr(value, "__name__", "value"),
@@ -109,55 +111,55 @@ def cells(sweep: "Sweep", x: str, y: str | None, value: "Value", where: Mapping[
         numpy.zeros(shape, int),
         numpy.full(shape, None, dtype=object),
     )
-    for place, numbers in found.items():
-        _fill(made, place, [values[n] for n in numbers], [rows[n]["status"] for n in numbers])
-        made.points[place] = tuple(dict.fromkeys(ids[n] for n in numbers))
-    return made
+    for place, row_numbers in numbers_by_cell.items():
+        _fill(cell_values, place, [values[n] for n in row_numbers], [rows[n]["status"] for n in row_numbers])
+        cell_values.points[place] = tuple(dict.fromkeys(ids[n] for n in row_numbers))
+    return cell_values
 
 
-def _fill(made: Cells, place: tuple[int, int], values: Sequence[Any], status: Sequence[str]) -> None:
-    made.failed[place] = status.count("failed")
-    if made.numeric:
-        known = [float(value) for value in values if is_number(value)]
-        made.count[place] = len(known)
-        if known:
-            made.values[place] = numpy.mean(known)
-        if len(known) > 1:
-            made.spread[place] = numpy.std(known, ddof=1)
+def _fill(cells: Cells, cell: tuple[int, int], values: Sequence[Any], status: Sequence[str]) -> None:
+    cells.failed[cell] = status.count("failed")
+    if cells.numeric:
+        numbers = [float(value) for value in values if is_number(value)]
+        cells.count[cell] = len(numbers)
+        if numbers:
+            cells.values[cell] = numpy.mean(numbers)
+        if len(numbers) > 1:
+            cells.spread[cell] = numpy.std(numbers, ddof=1)
         return
     words = [short(value) for value in values if value is not None]
-    made.count[place] = len(words)
+    cells.count[cell] = len(words)
     if words:
         counts = Counter(words)
-        most = max(counts.values())
-        made.values[place] = TIE.join(sort_words([word for word, count in counts.items() if count == most]))
-        made.spread[place] = 1 - most / len(words)
+        largest = max(counts.values())
+        cells.values[cell] = TIE.join(sort_words([word for word, count in counts.items() if count == largest]))
+        cells.spread[cell] = 1 - largest / len(words)
 
 
 def _refuse_hidden_axes(
     sweep: "Sweep", rows: Sequence[Mapping[str, Any]], shown: Sequence[str | None], where: Mapping[str, Any]
 ) -> None:
-    """A mean over settings that nobody named would mix what does not belong together; seeds are meant to be mixed."""
+    """Raise if a setting varies that is neither an axis nor fixed. Only seeds are averaged over."""
     for name in sweep.settings:
-        found = {json.dumps(row[name]): row[name] for row in rows}
-        if name not in shown and name not in where and len(found) > 1:
-            first = next(iter(found.values()))
+        distinct = {json.dumps(row[name]): row[name] for row in rows}
+        if name not in shown and name not in where and len(distinct) > 1:
+            first = next(iter(distinct.values()))
             raise InputValueError(
-                f"the points also differ in {name!r} ({', '.join(map(short, found.values()))}), expected one of them: "
+                f"the points also differ in {name!r} ({', '.join(map(short, distinct.values()))}), expected one: "
                 f"where={{{name!r}: {first!r}}}"
             )
 
 
 def axis(name: str, values: Sequence[Any]) -> Axis:
-    """An axis with these values, each once; numbers are sorted."""
-    once = list({(type(value).__name__, json.dumps(value)): value for value in values}.values())
-    if all(is_number(value) for value in once):
-        return Axis(name, sorted(once), _scale(sorted(once)))
-    return Axis(name, once, "words")
+    """Return an axis with the distinct values; numbers are sorted."""
+    distinct = list({(type(value).__name__, json.dumps(value)): value for value in values}.values())
+    if all(is_number(value) for value in distinct):
+        return Axis(name, sorted(distinct), _scale(sorted(distinct)))
+    return Axis(name, distinct, "words")
 
 
 def _scale(values: Sequence[float]) -> Scale:
-    """Logarithmic where the logarithms of values are spaced at least twice as evenly as the values."""
+    """Return "log" if the logarithms of values are spaced at least twice as evenly as the values."""
     if len(values) < 2 or values[0] <= 0:
         return "linear"
     if len(values) == 2:
@@ -167,11 +169,11 @@ def _scale(values: Sequence[float]) -> Scale:
 
 
 def _index(axis: Axis, value: Any) -> int:
-    return next(i for i, one in enumerate(axis.values) if type(one) is type(value) and one == value)
+    return next(i for i, candidate in enumerate(axis.values) if type(candidate) is type(value) and candidate == value)
 
 
 def short(value: Any) -> str:
-    """A value in a few letters."""
+    """Format a value briefly."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,7 +1,7 @@
-"""Where many jobs run beside a pool of processes: a scheduler of dask, or Slurm through submitit.
+"""Executors on other machines: a dask scheduler, or Slurm through submitit.
 
-An executor is any object with `submit(function, *args)` that returns something with `result()`. What a job has done is
-in its files, so that executors need no memory of their own: the same call again runs what is missing.
+An executor is any object with `submit(function, *args)` that returns an object with `result()`. Results are stored in
+files, so executors need no state: a repeated call runs only what is missing.
 """
 
 import time
@@ -18,21 +18,21 @@ Key = TypeVar("Key")
 POLL = 0.02
 """Seconds between two checks of pending jobs."""
 LOCAL = "local"
-"""In place of an address of dask: a cluster of this machine. In place of Slurm: processes of this machine."""
+"""Run a dask cluster, or processes in place of Slurm, on this machine."""
 
 
 class Executor(Protocol):
-    """What runs jobs: a pool of `concurrent.futures`, a client of dask, an executor of submitit ..."""
+    """Anything that runs jobs: a `concurrent.futures` pool, a dask client, a submitit executor."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Begin a job; returns something with `result()`."""
+        """Start a job; return an object with `result()`."""
 
 
 @contextmanager
 def submit_all(
     calls: Mapping[Key, tuple[Callable[..., Any], *tuple[Any, ...]]], executor: Executor
 ) -> Iterator[Iterator[tuple[Key, Exception | None]]]:
-    """Submit all calls, and iterate over (key, error or None) as they end. At exit, cancel those that are pending."""
+    """Submit all calls, and yield an iterator over (key, error or None) as they end. Cancel pending calls at exit."""
     jobs: dict[Key, Any] = {}
     try:
         for key, call in calls.items():
@@ -45,7 +45,7 @@ def submit_all(
 
 
 def _results(jobs: dict[Key, Any]) -> Iterator[tuple[Key, Exception | None]]:
-    """Remove jobs as they end. A job without `done()` is waited for in its turn."""
+    """Yield and remove jobs as they end. Wait for jobs without `done()` in order."""
     while jobs:
         ready = [key for key, job in jobs.items() if callable(getattr(job, "done", None)) and job.done()]
         first = next(iter(jobs))
@@ -65,7 +65,7 @@ def _results(jobs: dict[Key, Any]) -> Iterator[tuple[Key, Exception | None]]:
 class DaskExecutor:
     """Jobs on the workers of a dask scheduler.
 
-    A job whose worker is killed is begun again by dask on another one, up to four times in all; then it fails with a
+    If a worker is killed, dask restarts its job on another worker, up to four times in all. Then the job fails with
     `KilledWorker`.
     """
 
@@ -73,17 +73,17 @@ class DaskExecutor:
         self._client = client
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Begin a job; unlike the client itself, also one that was run before with equal arguments."""
+        """Start a job. In contrast to the client, run it even if a job with equal arguments ran before."""
         return self._client.submit(function, *args, pure=False)
 
 
 @contextmanager
 def dask_executor(address: str) -> Iterator[DaskExecutor]:
-    """The scheduler at an address, as tcp://host:8786; `local` starts a worker of one thread on each core."""
+    """Connect to a scheduler, such as tcp://host:8786; `local` starts a single-threaded worker per core."""
     distributed = _import_extra("distributed", "dask")
     if address == LOCAL:
         dask = import_module("dask")
-        # A worker gets a job when it is free: one that waits at a worker that is killed would count as its job.
+        # Assign jobs to free workers only: jobs queued at a killed worker would count as failed attempts.
         with (
             dask.config.set({"distributed.scheduler.worker-saturation": 1.0}),
             distributed.LocalCluster(
@@ -91,7 +91,7 @@ def dask_executor(address: str) -> Iterator[DaskExecutor]:
             ) as cluster,
             distributed.Client(cluster) as client,
         ):
-            # A worker whose restart fails too, on a busy machine, is replaced: jobs would wait for ever.
+            # Replace workers whose restart fails (on a busy machine); jobs would wait forever otherwise.
             cluster.adapt(minimum=available_cores(), maximum=available_cores())
             yield DaskExecutor(client)
         return
@@ -99,7 +99,7 @@ def dask_executor(address: str) -> Iterator[DaskExecutor]:
         client = distributed.Client(address, timeout="10s")
     except (OSError, ValueError, TypeError) as error:
         raise FeatlearnError(
-            f"no dask scheduler answers at {address!r} ({error}), expected an address as tcp://host:8786, or "
+            f"no dask scheduler answers at {address!r} ({error}), expected an address such as tcp://host:8786, or "
             f"{LOCAL!r} for workers on this machine"
         ) from error
     with client:
@@ -107,41 +107,41 @@ def dask_executor(address: str) -> Iterator[DaskExecutor]:
 
 
 def slurm_executor(settings: str, folder: Path) -> Executor:
-    """Jobs of Slurm, one for each call, through submitit; their logs go to `folder`, which all nodes must see.
+    """Return an executor that submits a Slurm job per call, through submitit.
 
-    `settings`: key=value, divided by commas: timeout_min, mem_gb, gpus_per_node, cpus_per_task, name, or options of
-    sbatch as submitit has them (partition, account, constraint, qos ...). `cluster=local` runs them on this machine.
-    A job that is killed fails, and submitit says so; it is not begun again.
+    Logs go to `folder`, which all nodes must see. `settings` are comma-separated key=value pairs: timeout_min, mem_gb,
+    gpus_per_node, cpus_per_task, name, or sbatch options known to submitit (partition, account, constraint, qos ...).
+    `cluster=local` runs jobs on this machine. Killed jobs fail and are not restarted.
     """
     submitit = _import_extra("submitit", "slurm")
-    given = slurm_settings(settings)
-    cluster = given.pop("cluster", "slurm")
+    values = slurm_settings(settings)
+    cluster = values.pop("cluster", "slurm")
     shared = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")
-    named = {key if key in shared else f"slurm_{key}": value for key, value in given.items()}
+    parameters = {key if key in shared else f"slurm_{key}": value for key, value in values.items()}
     try:
         executor: Executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-        executor.update_parameters(**named)  # type: ignore[attr-defined]
+        executor.update_parameters(**parameters)  # type: ignore[attr-defined]
     except (RuntimeError, ValueError, NameError, AssertionError) as error:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise InputValueError(
-            f"--slurm {settings} cannot be used: {said}; expected a machine with Slurm's sbatch and settings such as "
+            f"--slurm {settings} cannot be used: {message}; expected a machine with sbatch and settings such as "
             "partition=gpu,timeout_min=60"
         ) from error
     return executor
 
 
 def slurm_settings(settings: str) -> dict[str, Any]:
-    """The settings by name, numbers as numbers."""
-    found: dict[str, Any] = {}
+    """Parse settings by name, with numbers converted."""
+    by_name: dict[str, Any] = {}
     for item in settings.split(","):
         key, sign, value = (part.strip() for part in item.partition("="))
-        if not sign or not key.isidentifier() or not value or key in found:
+        if not sign or not key.isidentifier() or not value or key in by_name:
             raise InputValueError(
-                f"--slurm has {item!r}, expected key=value divided by commas, each key once, as in "
+                f"--slurm has {item!r}, expected comma-separated key=value pairs with distinct keys, as in "
                 "partition=gpu,timeout_min=60"
             )
-        found[key] = int(value) if value.isdigit() else value
-    return found
+        by_name[key] = int(value) if value.isdigit() else value
+    return by_name
 
 
 def _import_extra(module: str, extra: str) -> Any:

@@ -1,4 +1,4 @@
-"""The function of a sweep: its name, its source, and what it takes."""
+"""The function of a sweep: its name, source, and arguments."""
 
 import hashlib
 import inspect
@@ -16,67 +16,66 @@ from featlearn.sweeps.grid import Point
 
 @dataclass(frozen=True, kw_only=True)
 class SweptFunction:
-    """A function as a sweep sees it."""
+    """A function that a sweep calls."""
 
     call: Callable[..., Any]
     name: str
     """module:qualname"""
     source: str
-    """A hash of what its results depend on."""
+    """Hash of the source that its results depend on."""
     seed: bool
-    """whether it takes a seed"""
+    """whether it takes an argument `seed`"""
     out: bool
-    """whether it takes a folder of its own"""
+    """whether it takes an argument `out`, a separate folder"""
     resume: bool
-    """whether it takes that an earlier attempt may have left something there"""
+    """whether it takes an argument `resume`, and can continue from files of an earlier attempt"""
 
     def arguments(self, settings: Mapping[str, Any], seed: int, out: Path) -> dict[str, Any]:
-        """What it is called with."""
-        own: dict[str, Any] = {"seed": seed} if self.seed else {}
-        own |= {"out": out} if self.out else {}
-        return {**settings, **own} | ({"resume": True} if self.resume else {})
+        """Return the keyword arguments of a call."""
+        extra: dict[str, Any] = {"seed": seed} if self.seed else {}
+        extra |= {"out": out} if self.out else {}
+        return {**settings, **extra} | ({"resume": True} if self.resume else {})
 
 
-def swept_function(function: Callable[..., Any], points: Iterable[Point], seeds: list[int]) -> SweptFunction:
+def check_function(function: Callable[..., Any], points: Iterable[Point], seeds: list[int]) -> SweptFunction:
     """Check that a function takes the points of a grid."""
     if not isinstance(function, FunctionType):
         raise InputTypeError(
-            f"function is {type(function).__name__}, expected a function: arguments that stay the same can stand in "
-            "the grid with one value each"
+            f"function is {type(function).__name__}, expected a function; pass constant arguments as grid values"
         )
     signature = inspect.signature(function)
-    found = SweptFunction(
+    swept = SweptFunction(
         call=function,
         name=_name(function),
         source=source_digest(function),
         **{name: _takes(signature, name) for name in ("seed", "out", "resume")},
     )
-    if len(seeds) > 1 and not found.seed:
-        raise InputValueError(f"{found.name} takes no argument seed, expected one, as there are {len(seeds)} seeds")
+    if len(seeds) > 1 and not swept.seed:
+        raise InputValueError(f"{swept.name} takes no argument seed, expected a seed argument for {len(seeds)} seeds")
     for point in points:
-        _check(signature, found, point)
-    return found
+        _check(signature, swept, point)
+    return swept
 
 
 def _takes(signature: inspect.Signature, name: str) -> bool:
-    """Whether a function takes an argument of this name; `**others` is for the grid and takes a seed only."""
-    several = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
-    return name in signature.parameters or (name == "seed" and several)
+    """Return whether a function takes an argument of this name. `**kwargs` receives the seed, but not out or resume."""
+    variadic = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    return name in signature.parameters or (name == "seed" and variadic)
 
 
 def _check(signature: inspect.Signature, function: SweptFunction, point: Point) -> None:
-    given = function.arguments(point.settings, 0, Path())
+    arguments = function.arguments(point.settings, 0, Path())
     try:
-        signature.bind(**given)
+        signature.bind(**arguments)
     except TypeError as error:
-        known = [name for name in signature.parameters if name not in ("seed", "out", "resume")]
-        wrong = [name for name in point.settings if name not in known]
-        hint = did_you_mean(wrong[0], known) if wrong else ""
+        names = [name for name in signature.parameters if name not in ("seed", "out", "resume")]
+        unknown = [name for name in point.settings if name not in names]
+        hint = did_you_mean(unknown[0], names) if unknown else ""
         raise InputValueError(f"{function.name}{signature} does not take the point {point}: {error}{hint}") from error
 
 
 def check_importable(function: Callable[..., Any]) -> None:
-    """Refuse a function that another process cannot import."""
+    """Raise if another process cannot import a function."""
     module, name = sys.modules.get(function.__module__), function.__qualname__
     serial = "or pass executor=featlearn.sweeps.Serial() to run all points in this process"
     if "<lambda>" in name or "<locals>" in name:
@@ -90,18 +89,18 @@ def check_importable(function: Callable[..., Any]) -> None:
             f"{name} is defined in a notebook, a session or text that was executed, which worker processes cannot "
             f"import; write it to a file experiment.py and use experiment.{name}, {serial}"
         )
-    there: Any = module
+    attribute: Any = module
     for part in name.split("."):
-        there = getattr(there, part, None)
-    if there is not function:
+        attribute = getattr(attribute, part, None)
+    if attribute is not function:
         raise InputValueError(
-            f"{module.__name__} has another {name} than the one that was given, expected the same for worker "
-            f"processes to import; was it wrapped or defined again? Give it a name of its own, {serial}"
+            f"{module.__name__}.{name} is not this function, but worker processes import it by name, expected "
+            f"the same object; if it was wrapped or redefined, give it another name, {serial}"
         )
 
 
 def _name(function: FunctionType) -> str:
-    """module:qualname; a script is named like the module that it would be when imported."""
+    """Return module:qualname. A script is named like the module it would be if imported."""
     module = function.__module__
     if module == "__main__":
         main = sys.modules["__main__"]
@@ -111,7 +110,7 @@ def _name(function: FunctionType) -> str:
 
 
 def source_digest(function: Callable[..., Any]) -> str:
-    """A hash of the function and all that it reaches in its module, without comments and docstrings."""
+    """Hash the function and everything it reaches in its module, without comments and docstrings."""
     source = reachable_source(function)
     if not source:  # not at the top of a file
         try:

@@ -1,4 +1,4 @@
-"""The source that the results of a function depend on: a plot beside it may change without running it again."""
+"""Source code that the results of a function depend on, excluding unrelated code in the same file."""
 
 import ast
 import inspect
@@ -10,8 +10,8 @@ from typing import Any
 def reachable_source(function: Callable[..., Any]) -> str:
     """Return the definitions that a function reaches in its module, without comments and docstrings.
 
-    Empty for a function that is not defined at the top of a file. Other modules are left out, because the library
-    changes every day and its numbers rarely do.
+    The result is empty if the function is not defined at the top level of a file. Other modules are excluded: libraries
+    change often, and their numbers rarely do.
     """
     definitions = reachable_definitions(function)
     return "\n".join(statement_text(definitions[name]) for name in sorted(definitions))
@@ -24,18 +24,18 @@ def reachable_definitions(function: Callable[..., Any]) -> dict[str, ast.stmt]:
         return {}
     defined = {name: node for node in parsed_file(str(module.__file__)).body for name in _names(node)}
     reached: dict[str, ast.stmt] = {}
-    waiting = [function.__name__]
-    while waiting:
-        name = waiting.pop()
+    pending = [function.__name__]
+    while pending:
+        name = pending.pop()
         if name in reached or name not in defined:
             continue
         reached[name] = defined[name]
-        waiting += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
+        pending += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
     return reached
 
 
 def parsed_file(path: str) -> ast.Module:
-    """Parse a file from the disk, not through a cache that knows the file of an hour ago."""
+    """Parse a file from disk, bypassing caches that may be stale."""
     return ast.parse(Path(path).read_text(encoding="utf-8"))
 
 
@@ -48,7 +48,7 @@ def statement_text(node: ast.stmt | ast.Module) -> str:
 
 
 def _names(node: ast.stmt) -> Iterator[str]:
-    """Yield what a statement at the top of a module defines."""
+    """Yield the names that a top-level statement defines."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.ImportFrom | ast.Import):

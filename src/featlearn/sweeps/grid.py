@@ -1,4 +1,4 @@
-"""The points of a grid, and the name of each: a hash of its settings."""
+"""Points of a grid, identified by a hash of their settings."""
 
 import hashlib
 import itertools
@@ -11,12 +11,12 @@ from typing import Any
 from featlearn.errors import InputTypeError, InputValueError
 
 Grid = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""Name -> values, for all combinations; or the points one by one."""
+"""Name -> values, for all combinations; or a list of points."""
 
 RESERVED = ("seed", "status", "seconds", "error", "path")
 """Columns that every table of a sweep has."""
 GIVEN = ("out", "resume")
-"""Arguments that a function gets from the sweep where it takes them."""
+"""Arguments that the sweep passes if the function takes them."""
 DIGITS = 16
 
 
@@ -28,7 +28,7 @@ class Point:
 
     @property
     def id(self) -> str:
-        """The first digits of a hash of the settings; it names the folder."""
+        """First digits of a hash of the settings; the name of the folder."""
         canonical = json.dumps(self.settings, sort_keys=True, allow_nan=False, ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()[:DIGITS]
 
@@ -37,48 +37,48 @@ class Point:
 
 
 def points_of(grid: Grid) -> list[Point]:
-    """The points of a grid, each once, in order: the last name of a product varies fastest."""
+    """Return the distinct points of a grid, in order. The last name of a product varies fastest."""
     if isinstance(grid, Mapping):
         axes = {_name(name): _axis(name, values) for name, values in grid.items()}
         settings: Iterable[dict[str, Any]] = (
             dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
         )
     elif isinstance(grid, list | tuple):
-        settings = [_listed(one) for one in grid]
+        settings = [_listed(point) for point in grid]
     else:
         raise InputTypeError(
             f"grid is {type(grid).__name__}, expected a mapping of values, {{'width': [8, 64]}}, or a list of points, "
             "[{'width': 8}, {'width': 64}]"
         )
-    found = {point.id: point for point in map(Point, settings)}
-    if not found:
+    points = {point.id: point for point in map(Point, settings)}
+    if not points:
         raise InputValueError("the grid has no points, expected at least one")
-    return list(found.values())
+    return list(points.values())
 
 
 def seeds_of(seeds: int | Iterable[int]) -> list[int]:
-    """A number of seeds, from 0 on, or the seeds themselves."""
+    """Return seeds 0, 1, ... for a number of seeds, or the listed seeds."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
-        found = list(range(seeds))
+        values = list(range(seeds))
     else:
         try:
-            found = [plain(seed, "a seed") for seed in seeds]  # type: ignore[union-attr]
+            values = [plain(seed, "a seed") for seed in seeds]  # type: ignore[union-attr]
         except TypeError as error:
             raise InputTypeError(f"seeds={seeds!r}, expected a number of seeds, or a list of them") from error
-    whole = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in found)
-    if not found or not whole or len(set(found)) != len(found):
-        raise InputValueError(f"seeds={seeds!r}, expected at least one, whole numbers from 0, and each once")
-    return found
+    valid = all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in values)
+    if not values or not valid or len(set(values)) != len(values):
+        raise InputValueError(f"seeds={seeds!r}, expected at least one seed, and distinct whole numbers >= 0")
+    return values
 
 
 def _axis(name: str, values: Any) -> list[Any]:
-    """The values of one name; a single value is an axis of one."""
+    """Return the values of a setting; a single value becomes a list."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable) or _is_number(values):
         return [plain(values, name)]
-    found = [plain(value, name) for value in values]
-    if not found:
+    plain_values = [plain(value, name) for value in values]
+    if not plain_values:
         raise InputValueError(f"the grid has no values of {name!r}, expected at least one")
-    return found
+    return plain_values
 
 
 def _listed(point: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _name(name: Any) -> str:
 
 
 def plain(value: Any, name: str) -> Any:
-    """A value as JSON has it: numbers of numpy and torch become Python's, tuples become lists."""
+    """Convert a value to JSON types: numpy and torch numbers to Python numbers, tuples to lists."""
     if isinstance(value, bool | int | str) or value is None:
         return value
     if _is_number(value):
@@ -108,15 +108,15 @@ def plain(value: Any, name: str) -> Any:
             raise InputValueError(f"the grid has {name}={value}, expected finite numbers")
         return float(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(one, name) for key, one in value.items()}
+        return {str(key): plain(item, name) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(one, name) for one in value]
+        return [plain(item, name) for item in value]
     raise InputTypeError(
-        f"the grid has {name}={value!r}, expected numbers, words, and lists or mappings of them: a point is named by "
-        "them; pass str(path) for a path, and a word for an object that the function makes from it"
+        f"the grid has {name}={value!r}, expected numbers, words, and lists or mappings of them; "
+        "pass str(path) for a path, and a word from which the function creates an object"
     )
 
 
 def _is_number(value: Any) -> bool:
-    """One number of numpy or torch."""
+    """Return whether a value is a numpy or torch number."""
     return hasattr(value, "item") and getattr(value, "shape", None) == ()

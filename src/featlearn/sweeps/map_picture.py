@@ -19,18 +19,18 @@ REGIMES = {
     "cannot tell": "#BBBBBB",
 }
 OTHERS = ("#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#999999")
-"""Okabe and Ito's colors, told apart by all eyes."""
+"""Colors of Okabe and Ito, distinguishable with color blindness."""
 UNDECIDED = "#E0E0E0"
 MOST_WRITTEN = 150
-"""Cells up to which their values are written into them."""
+"""Largest number of cells with values written into them."""
 WIDE = 100.0
-"""Ratio of the largest to the smallest value from which colors are logarithmic."""
+"""Smallest ratio of the largest to the smallest value for logarithmic colors."""
 POINTS = 400
-"""of a boundary that is a function"""
+"""Number of points at which a boundary function is evaluated."""
 
 
 def draw(cells: Cells, *, spread: bool = False, boundary: Any = None, ax: Any = None) -> Any:
-    """Draw cells into `ax`, or a new figure; returns the axes."""
+    """Draw cells into `ax`, or a new figure; return the axes."""
     import matplotlib.pyplot as plt
     import matplotlib.style
 
@@ -55,8 +55,8 @@ def draw(cells: Cells, *, spread: bool = False, boundary: Any = None, ax: Any = 
         if boundary is not None:
             key += _draw_boundary(cells, boundary, ax)
         if key:
-            beside, above = ("center left", (1.0, 0.5), 1), ("lower left", (0.0, 1.08), 3)
-            where, anchor, columns = above if numeric else beside
+            beside_axes, above_axes = ("center left", (1.0, 0.5), 1), ("lower left", (0.0, 1.08), 3)
+            where, anchor, columns = above_axes if numeric else beside_axes
             ax.legend(handles=key, loc=where, bbox_to_anchor=anchor, ncols=columns)
         ax.set_xlabel(_label(cells.x.name))
         ax.set_ylabel("" if cells.y is None else _label(cells.y.name))
@@ -65,46 +65,46 @@ def draw(cells: Cells, *, spread: bool = False, boundary: Any = None, ax: Any = 
 
 
 def places(axis: Axis | None) -> numpy.ndarray:
-    """Where the values of an axis stand."""
+    """Return the positions of the values of an axis."""
     if axis is None or axis.scale == "words":
         return numpy.arange(1 if axis is None else len(axis.values), dtype=float)
     return numpy.array(axis.values, dtype=float)
 
 
 def edges(axis: Axis | None) -> numpy.ndarray:
-    """The edges of the cells: half way between values, in logarithms on a logarithmic axis."""
-    at, log = places(axis), axis is not None and axis.scale == "log"
-    at = numpy.log(at) if log else at
-    if len(at) == 1:
-        found = numpy.array([at[0] - 0.5, at[0] + 0.5])
+    """Return the edges of the cells: midpoints of values, or of their logarithms on a logarithmic axis."""
+    centers, log = places(axis), axis is not None and axis.scale == "log"
+    centers = numpy.log(centers) if log else centers
+    if len(centers) == 1:
+        bounds = numpy.array([centers[0] - 0.5, centers[0] + 0.5])
     else:
-        middle = (at[1:] + at[:-1]) / 2
-        found = numpy.array([2 * at[0] - middle[0], *middle, 2 * at[-1] - middle[-1]])
-    return numpy.exp(found) if log else found
+        middle = (centers[1:] + centers[:-1]) / 2
+        bounds = numpy.array([2 * centers[0] - middle[0], *middle, 2 * centers[-1] - middle[-1]])
+    return numpy.exp(bounds) if log else bounds
 
 
 def colors_of(words: Sequence[str]) -> dict[str, str]:
-    """Regimes have colors of their own, equally frequent words one, other words the next that is free."""
+    """Assign colors: fixed colors for regimes, a common color for ties, and the next free color for other words."""
     free = itertools.cycle(OTHERS)
     return {word: REGIMES.get(word) or (UNDECIDED if TIE in word else next(free)) for word in words}
 
 
 def ink_on(color: Sequence[float]) -> str:
-    """Black or white, whichever is easier to read on a color (red, green, blue from 0 to 1)."""
+    """Return black or white, whichever has more contrast to a color (red, green, blue from 0 to 1)."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color[:3]]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "black" if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"
 
 
 Drawn = tuple[Callable[[tuple[int, int]], Sequence[float]], list[Any]]
-"""The color of a cell by its place, and what goes into the legend."""
+"""Color of a cell by its index, and legend entries."""
 
 
 def _numbers(cells: Cells, values: numpy.ndarray, ax: Any, spread: bool) -> Drawn:
     from matplotlib.colors import LogNorm, Normalize
 
-    known = values[numpy.isfinite(values)]
-    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    finite = values[numpy.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     log = low > 0 and high / low >= WIDE
     norm = LogNorm(low, high) if log else Normalize(low, high if high > low else low + (abs(low) or 1.0))
     mesh = ax.pcolormesh(
@@ -112,7 +112,7 @@ def _numbers(cells: Cells, values: numpy.ndarray, ax: Any, spread: bool) -> Draw
     )
     mesh.set_label(cells.name)
     ax.get_figure().colorbar(mesh, ax=ax, label=_label(cells.name) if not spread else "standard deviation over seeds")
-    return lambda place: mesh.cmap(norm(values[place])), []
+    return lambda cell: mesh.cmap(norm(values[cell])), []
 
 
 def _words(cells: Cells, ax: Any) -> Drawn:
@@ -134,30 +134,30 @@ def _words(cells: Cells, ax: Any) -> Drawn:
     )
     mesh.set_label(cells.name)
     patches = [Patch(color=color, label=_label(word)) for word, color in colors.items()]
-    return lambda place: to_rgb(colors[cells.values[place]]), patches
+    return lambda cell: to_rgb(colors[cells.values[cell]]), patches
 
 
 def _lines(values: numpy.ndarray) -> dict[str, Any]:
-    """White lines between cells, unless there are many."""
+    """Return options for white lines between cells; none if there are many cells."""
     return {"edgecolors": "white", "linewidth": 0.5} if values.size <= MOST_WRITTEN else {}
 
 
 def _write(cells: Cells, values: numpy.ndarray, color: Any, ax: Any, numeric: bool) -> None:
-    """Numbers into cells; words only where seeds disagree, as the legend has them."""
+    """Write numbers into cells; for words, write the share of agreeing seeds where they disagree."""
     if values.size > MOST_WRITTEN:
         return
     for (row, column), value in numpy.ndenumerate(values):
-        told = ""
+        label = ""
         if numeric:
-            told = f"{value:.2g}" if math.isfinite(value) else ""
+            label = f"{value:.2g}" if math.isfinite(value) else ""
         elif value is not None and cells.spread[row, column] > 0:
             count = cells.count[row, column]
-            told = f"{round(count * (1 - cells.spread[row, column]))}/{count}"
-        if told:
+            label = f"{round(count * (1 - cells.spread[row, column]))}/{count}"
+        if label:
             ax.text(
                 places(cells.x)[column],
                 places(cells.y)[row],
-                told,
+                label,
                 ha="center",
                 va="center",
                 fontsize=6,
@@ -166,34 +166,34 @@ def _write(cells: Cells, values: numpy.ndarray, color: Any, ax: Any, numeric: bo
 
 
 def _cross(cells: Cells, ax: Any) -> list[Any]:
-    """A cross where all seeds failed."""
-    gone = [place for place in numpy.ndindex(cells.count.shape) if cells.failed[place] and not cells.count[place]]
-    if not gone:
+    """Mark cells in which all seeds failed by a cross."""
+    failed_cells = [cell for cell in numpy.ndindex(cells.count.shape) if cells.failed[cell] and not cells.count[cell]]
+    if not failed_cells:
         return []
     x, y = places(cells.x), places(cells.y)
-    at = [x[column] for _, column in gone], [y[row] for row, _ in gone]
+    at = [x[column] for _, column in failed_cells], [y[row] for row, _ in failed_cells]
     return list(ax.plot(*at, "x", color="#555555", markersize=5, linestyle="none", label="failed"))
 
 
-def _set_axis(axis: Any, set_limits: Callable[..., Any], own: Axis) -> None:
-    """A tick for each value, but for long axes."""
+def _set_axis(axis: Any, set_limits: Callable[..., Any], map_axis: Axis) -> None:
+    """Set a tick per value, except on long axes."""
     from matplotlib.ticker import NullLocator
 
-    ends = edges(own)
-    if own.scale == "log":
+    ends = edges(map_axis)
+    if map_axis.scale == "log":
         axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    if len(own.values) <= 12 or own.scale == "words":
-        axis.set_ticks(places(own), labels=[_label(label) for label in own.labels])
+    if len(map_axis.values) <= 12 or map_axis.scale == "words":
+        axis.set_ticks(places(map_axis), labels=[_label(label) for label in map_axis.labels])
         axis.set_minor_locator(NullLocator())
     set_limits(ends[0], ends[-1])
 
 
 def _draw_boundary(cells: Cells, boundary: Any, ax: Any) -> list[Any]:
-    """Curves within the limits of the map; returns those that have a label."""
+    """Draw curves within the limits of the map; return labeled lines."""
     from matplotlib.patheffects import Normal, Stroke
 
     if cells.y is None or "words" in (cells.x.scale, cells.y.scale):
-        raise InputValueError("boundary= needs two axes of numbers, and one of them has words or is not there")
+        raise InputValueError("boundary= needs two numeric axes, but an axis has words or is missing")
     limits = ax.get_xlim(), ax.get_ylim()
     curves = boundary if isinstance(boundary, Mapping) else {"": boundary}
     outline = [Stroke(linewidth=3, foreground="white"), Normal()]
@@ -217,7 +217,7 @@ def _curve(curve: Any, axis: Axis) -> tuple[numpy.ndarray, numpy.ndarray]:
     if callable(curve):
         first, last = edges(axis)[0], edges(axis)[-1]
         x = numpy.geomspace(first, last, POINTS) if axis.scale == "log" else numpy.linspace(first, last, POINTS)
-        return x, numpy.array([float(curve(float(one))) for one in x])
+        return x, numpy.array([float(curve(float(point))) for point in x])
     try:
         x, y = (numpy.asarray(part, dtype=float) for part in curve)
     except (TypeError, ValueError) as error:
@@ -225,16 +225,18 @@ def _curve(curve: Any, axis: Axis) -> tuple[numpy.ndarray, numpy.ndarray]:
             f"boundary is {type(curve).__name__}, expected a function of x, a curve (x, y), or a mapping of them"
         ) from error
     if x.shape != y.shape or x.ndim != 1:
-        raise InputValueError(f"a boundary has x of shape {x.shape} and y of {y.shape}, expected two equal vectors")
+        raise InputValueError(
+            f"a boundary has x of shape {x.shape} and y of {y.shape}, expected two vectors of equal length"
+        )
     return x, y
 
 
 def _title(cells: Cells, spread: bool) -> str:
-    most = int(cells.count.max(initial=0))
+    seeds = int(cells.count.max(initial=0))
     name = _label(cells.name)
-    return f"{name}, spread over {most} seeds" if spread else name if most < 2 else f"{name}, {most} seeds"
+    return f"{name}, spread over {seeds} seeds" if spread else name if seeds < 2 else f"{name}, {seeds} seeds"
 
 
 def _label(text: str) -> str:
-    """Escape $, which matplotlib would take for a formula."""
+    """Escape $, which starts a formula in matplotlib."""
     return short(text).replace("$", r"\$")

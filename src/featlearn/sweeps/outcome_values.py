@@ -1,4 +1,4 @@
-"""What a function returned, as numbers and words by name."""
+"""Convert return values of a swept function to numbers and words by name."""
 
 import math
 import os
@@ -9,19 +9,19 @@ from typing import Any
 from featlearn.errors import InputTypeError, InputValueError, RunError
 from featlearn.record import Run, open_run
 
-EXPECTED = "expected a run (watch.run), the path of one, a number, or a mapping of numbers and words"
+EXPECTED = "expected a run (watch.run), the path of a run, a number, or a mapping of numbers and words"
 
 
 def outcome_values(returned: Any) -> tuple[dict[str, Any], Path | None]:
-    """Numbers and words by name, and the path of the run, if it is one."""
+    """Return numbers and words by name, and the path of the run for runs."""
     if isinstance(returned, Run):
-        return _of_run(returned), returned.path
+        return _run_values(returned), returned.path
     if isinstance(returned, str | os.PathLike):
         try:
             run = open_run(returned)
         except RunError as error:
             raise InputValueError(f"the function returned {str(returned)[:80]!r}, {EXPECTED}: {error}") from error
-        return _of_run(run), run.path
+        return _run_values(run), run.path
     if isinstance(returned, Mapping):
         if not returned:
             raise InputValueError(f"the function returned an empty mapping, {EXPECTED}")
@@ -29,16 +29,16 @@ def outcome_values(returned: Any) -> tuple[dict[str, Any], Path | None]:
     return {"value": _plain(returned, "the result")}, None
 
 
-def _of_run(run: Run) -> dict[str, Any]:
-    """The verdict on a run with its numbers, and the last value of every scalar that is not of one layer."""
+def _run_values(run: Run) -> dict[str, Any]:
+    """Return the verdict on a run, its numbers, and the last value of every scalar except per-layer scalars."""
     from featlearn.diagnosis import diagnose
 
-    found = diagnose(run)
+    diagnosis = diagnose(run)
     last = {name: float(run.scalar(name)[1][-1]) for name in run.names if name.count("/") < 2}
     return {
-        "regime": found.regime,
-        "diverged": found.diverged,
-        **{name: float(number) for name, number in found.numbers.items()},
+        "regime": diagnosis.regime,
+        "diverged": diagnosis.diverged,
+        **{name: float(number) for name, number in diagnosis.numbers.items()},
         **last,
     }
 
@@ -63,5 +63,5 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a table is a finite number; truth values are words."""
+    """Return whether a table value is a finite number; booleans count as words."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""A pool of processes with one thread each, in which a worker that is killed costs its own job and no other."""
+"""A pool of single-threaded processes, in which a killed worker affects only its current job."""
 
 import os
 import signal
@@ -16,8 +16,8 @@ from featlearn.errors import InputValueError, WorkerKilledError, WorkerStartErro
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 ATTEMPTS = 2
-"""How often a job is begun whose worker is killed."""
-UNGUARDED = "in a script, the call belongs under `if __name__ == '__main__':`, because every worker imports the script"
+"""Attempts at a job whose worker is killed."""
+UNGUARDED = "in a script, put the call under `if __name__ == '__main__':`, because every worker imports the script"
 
 _ENVIRONMENT = threading.Lock()
 
@@ -29,29 +29,28 @@ class _Worker:
 
 
 class ProcessPool:
-    """Calls functions in spawned processes of one thread each; `submit` is that of `concurrent.futures`.
+    """Run functions in spawned, single-threaded processes; `submit` is that of `concurrent.futures`.
 
-    A worker that is killed, for want of memory say, is replaced and its job begun once more; killed again, the job
-    fails with a `WorkerKilledError`. Other jobs go on. Workers end with the process that started them, also where that
-    is killed.
+    A killed worker (for example, out of memory) is replaced and its job restarted once. If it is killed again, the job
+    fails with `WorkerKilledError`. Other jobs continue. Workers end with the parent process, even if it is killed.
 
-    As a context manager it waits for its jobs at the end. After an error it waits for those under way and drops the
-    others; after Ctrl-C it ends all at once.
+    As a context manager, the pool waits for its jobs at exit. After an error it waits for running jobs and drops the
+    others. After Ctrl-C it stops all at once.
 
     Args:
-        workers: how many jobs run at a time; by default one for each core.
+        workers: Number of concurrent jobs; by default the number of cores.
     """
 
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 1:
             raise InputValueError(f"workers={workers}, expected at least 1")
         if getattr(current_process(), "_inheriting", False):
-            raise WorkerStartError(f"a worker process tried to start workers of its own: {UNGUARDED}")
+            raise WorkerStartError(f"a worker process tried to start workers: {UNGUARDED}")
         self.workers = workers or available_cores()
-        """How many jobs run at a time."""
-        # A thread for each worker: when a process of an executor is killed, the executor ends its other processes too.
+        """Number of concurrent jobs."""
+        # A thread and an executor per worker: an executor with a killed process ends all its processes.
         self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="process-pool")
-        self._own = threading.local()
+        self._local = threading.local()
         self._workers: set[_Worker] = set()
         self._stopped = False
 
@@ -96,31 +95,28 @@ class ProcessPool:
             except BrokenProcessPool:
                 self._drop(worker)
         raise WorkerKilledError(
-            f"its worker process was killed {ATTEMPTS} times, perhaps for want of memory; with fewer workers each has "
-            "more"
+            f"its worker process was killed {ATTEMPTS} times, perhaps out of memory; use fewer workers"
         )
 
     def _worker(self) -> _Worker:
-        """The worker of this thread, started where there is none."""
-        found: _Worker | None = getattr(self._own, "worker", None)
-        if found is None or found not in self._workers:
-            found = self._own.worker = self._start_worker()
-            self._workers.add(found)
-            if self._stopped:  # meanwhile: nobody else would end it
-                self._drop(found)
-        return found
+        """Return the worker of this thread; start it if needed."""
+        worker: _Worker | None = getattr(self._local, "worker", None)
+        if worker is None or worker not in self._workers:
+            worker = self._local.worker = self._start_worker()
+            self._workers.add(worker)
+            if self._stopped:  # stopped meanwhile: end the new worker
+                self._drop(worker)
+        return worker
 
     def _start_worker(self) -> _Worker:
-        executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin)
+        executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_initialize_worker)
         try:
             with _ENVIRONMENT, _one_thread():  # read when the process starts, before a library loads
                 first = executor.submit(os.getpid)
             return _Worker(executor, first.result())
         except BrokenProcessPool as error:
             executor.shutdown(wait=False)
-            raise WorkerStartError(
-                f"a worker process did not start, its own message stands above; {UNGUARDED}"
-            ) from error
+            raise WorkerStartError(f"a worker process did not start, see its message above; {UNGUARDED}") from error
 
     def _drop(self, worker: _Worker) -> None:
         self._workers.discard(worker)
@@ -128,12 +124,12 @@ class ProcessPool:
 
 
 class Serial:
-    """Calls functions in this process, one after the other, when their result is asked for."""
+    """Run functions in this process, one after the other, when their result is requested."""
 
     workers = 1
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> "SerialJob":
-        """A job that runs when its result is asked for."""
+        """Return a job that runs when its result is requested."""
         return SerialJob(function, args)
 
 
@@ -150,15 +146,15 @@ class SerialJob:
 
 
 def available_cores() -> int:
-    """How many cores this process may use."""
+    """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _begin() -> None:
-    """In a worker: Ctrl-C is for the process that started it, and with that process it ends."""
+def _initialize_worker() -> None:
+    """Initialize a worker: ignore Ctrl-C, and end with the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def end_with_parent() -> None:  # killed, it cannot say so, and a worker waits for ever
+    def end_with_parent() -> None:  # a killed parent cannot stop its workers
         if (parent := parent_process()) is not None:
             parent.join()
             os._exit(1)

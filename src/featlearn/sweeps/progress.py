@@ -58,7 +58,7 @@ class ProgressBar:
 
 
 class SweepProgress(ProgressBar):
-    """Count the seeds that are done, and say how long the others will take."""
+    """Count finished seeds, and estimate the remaining time."""
 
     def __init__(self, name: str, total: int, done: int, failed: int, *, quiet: bool = False) -> None:
         super().__init__(name, total, done=done, quiet=quiet or total == done)
@@ -67,7 +67,7 @@ class SweepProgress(ProgressBar):
         self._quiet, self._printed, self._printed_at = quiet, done, self._begun
 
     def finish_seed(self, point: str, error: str | None) -> None:
-        """Count one more seed, which is done or failed with an error."""
+        """Count a seed that is done or failed."""
         self._done += 1
         self._failed += error is not None
         if self._quiet:
@@ -75,16 +75,16 @@ class SweepProgress(ProgressBar):
         if error is not None:
             self.print(f"featlearn: {point} failed: {error}")
         now = time.monotonic()
-        left = (now - self._begun) / (self._done - self._before) * (self._total - self._done)
+        remaining = (now - self._begun) / (self._done - self._before) * (self._total - self._done)
         due = self._done - self._printed >= self._total / LINES or now - self._printed_at >= SECONDS_PER_LINE
         if self.shown:
             failed = f"{self._failed} failed, " if self._failed else ""
-            self.update(self._done, f"{failed}about {duration(left)} left")
+            self.update(self._done, f"{failed}about {duration(remaining)} left")
         elif due or self._done == self._total:
             self._printed, self._printed_at = self._done, now
             self.print(
                 f"sweep={self._name} done={self._done}/{self._total} failed={self._failed} "
-                f"seconds={now - self._begun:.1f} left={left:.1f}"
+                f"seconds={now - self._begun:.1f} left={remaining:.1f}"
             )
 
 

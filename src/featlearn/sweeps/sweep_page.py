@@ -1,4 +1,4 @@
-"""A sweep as one HTML page: maps whose cells open the reports of their points, failures, and the table."""
+"""A sweep as a single HTML page: maps with links to reports, failures, and the table."""
 
 import base64
 import io
@@ -17,7 +17,7 @@ from featlearn.reporting.markup import Html, tag, text
 from featlearn.reporting.page import report as report_on_runs
 from featlearn.reporting.rendering import titled
 from featlearn.sweeps.cells import Cells, short
-from featlearn.sweeps.folder import REPORT, SweepFolder, traceback_of
+from featlearn.sweeps.folder import REPORT, SweepFolder, read_traceback
 from featlearn.sweeps.grid import Point
 from featlearn.sweeps.map_table import color_rules, colors_used, key, map_table, palette
 from featlearn.sweeps.outcome_values import is_number
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from featlearn.sweeps.results import Sweep
 
 VALUES = ("regime", "gap", "turning", "growth", "loss_left", "test/accuracy")
-"""Shown of runs."""
+"""Default values of runs to map."""
 MOST_VALUES = 8
-"""Shown of other results."""
+"""Largest number of other values to map."""
 MOST_MAPS = 12
-"""of one value, where points differ in more than two settings"""
+"""Largest number of maps per value, if points differ in more than two settings."""
 MOST_FAILURES = 50
 LONGEST = 4000
-"""Characters of a traceback that are shown, its end."""
+"""Number of characters shown from the end of a traceback."""
 
 
 def page(
@@ -48,15 +48,15 @@ def page(
     title: str | None,
     executor: Any,
 ) -> Path:
-    """Write the page; returns its path."""
+    """Write the page; return its path."""
     axes = list(sweep.axes)
     x = x or next((name for name in axes if name != y), None)
     y = y or next((name for name in axes if name != x), None)
     names = [value] if isinstance(value, str) else list(value or default_values(sweep))
     links, unwritten = _reports(sweep, path, executor)
     maps = [] if x is None else [_maps(sweep, x, y, name, links, boundary) for name in names]
-    used = {color for one in maps for color in one.colors}
-    styles = [static("report.css"), static("sweep.css", "featlearn.sweeps") + color_rules(used)]
+    colors = {color for value_maps in maps for color in value_maps.colors}
+    styles = [static("report.css"), static("sweep.css", "featlearn.sweeps") + color_rules(colors)]
     heading = title if title is not None else sweep.path.resolve().name
     failures = _failures(sweep, unwritten)
     parts = [
@@ -80,7 +80,7 @@ def page(
 
 
 class Maps(NamedTuple):
-    """The maps of one value."""
+    """Maps of a value."""
 
     name: str
     html: Html
@@ -88,27 +88,27 @@ class Maps(NamedTuple):
 
 
 def default_values(sweep: "Sweep") -> list[str]:
-    """What is mapped where nothing is asked for."""
+    """Return the names of values to map by default."""
     of_runs = [name for name in VALUES if name in sweep.columns]
     return of_runs if any(sweep.recorded) else sweep.columns[:MOST_VALUES] or ["status"]
 
 
 def _summary(sweep: "Sweep") -> str:
     count = {status: sum(row["status"] == status for row in sweep.rows) for status in ("done", "failed", "missing")}
-    seeds = max((len(own) for _, own in sweep.points), default=0)
-    told = [
+    seeds = max((len(point_seeds) for _, point_seeds in sweep.points), default=0)
+    parts = [
         f"{count['done']} of {len(sweep.rows)} done",
         *(f"{count[s]} {s}" for s in ("failed", "missing") if count[s]),
     ]
-    many = f" with {seeds} seeds" if seeds > 1 else ""
-    return f"{len(sweep.points)} points{many}: {', '.join(told)}."
+    seeds_text = f" with {seeds} seeds" if seeds > 1 else ""
+    return f"{len(sweep.points)} points{seeds_text}: {', '.join(parts)}."
 
 
 # ---- reports
 
 
 def _reports(sweep: "Sweep", path: Path, executor: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """Point -> link to its report, written where it is older than its results; and point -> why there is none."""
+    """Write outdated reports; return point -> link, and point -> error for reports that failed."""
     links: dict[str, str] = {}
     jobs: dict[str, Any] = {}
     unwritten: dict[str, str] = {}
@@ -117,7 +117,7 @@ def _reports(sweep: "Sweep", path: Path, executor: Any) -> tuple[dict[str, str],
         if not runs:
             continue
         target = sweep.path / point.id / REPORT
-        newest = max(one.stat().st_mtime_ns for one in target.parent.glob("seed-*.json"))
+        newest = max(file.stat().st_mtime_ns for file in target.parent.glob("seed-*.json"))
         if not target.exists() or target.stat().st_mtime_ns < newest:
             title = str(point) if point.settings else sweep.path.name
             jobs[point.id] = executor.submit(_write_report, [str(run.resolve()) for run in runs], str(target), title)
@@ -136,7 +136,7 @@ def _write_report(runs: Sequence[str], target: str, title: str) -> None:
 
 
 def where_of(sweep: "Sweep", point: Point) -> dict[str, Any]:
-    """The settings of a point, None for those that it does not have."""
+    """Return the settings of a point; None for settings it does not have."""
     return {name: point.settings.get(name) for name in sweep.settings}
 
 
@@ -144,26 +144,28 @@ def where_of(sweep: "Sweep", point: Point) -> dict[str, Any]:
 
 
 def _maps(sweep: "Sweep", x: str, y: str | None, name: str, links: Mapping[str, str], boundary: Any) -> Maps:
-    """A map for each choice of the settings that are no axis."""
+    """Build a map for every combination of the settings that are not axes."""
     others = {axis: values for axis, values in sweep.axes.items() if axis not in (x, y)}
     choices = [dict(zip(others, values, strict=True)) for values in itertools.product(*others.values())]
-    there = [choice for choice in choices if any(sweep.chosen(choice))]
-    found = [(choice, sweep.cells(x, y, name, choice)) for choice in there[:MOST_MAPS]]
-    every = [cells for _, cells in found]
-    own = palette(every)
+    existing = [choice for choice in choices if any(sweep.row_mask(choice))]
+    maps = [(choice, sweep.cells(x, y, name, choice)) for choice in existing[:MOST_MAPS]]
+    cells_of_maps = [cells for _, cells in maps]
+    colors = palette(cells_of_maps)
     tables = [
         tag(
             "div",
-            tag("h3", text(", ".join(f"{key} = {short(one)}" for key, one in choice.items()))) if choice else "",
-            map_table(cells, links, own),
+            tag("h3", text(", ".join(f"{key} = {short(setting)}" for key, setting in choice.items())))
+            if choice
+            else "",
+            map_table(cells, links, colors),
         )
-        for choice, cells in found
+        for choice, cells in maps
     ]
-    left = len(there) - len(found)
-    more = tag("p", text(f"{left} more maps are left out: sweep.map(where=...) draws them."), class_="note")
-    drawn = "" if boundary is None else _drawing(sweep, x, y, name, found, boundary)
-    html = Html(key(every, own) + tag("div", *tables, class_="maps") + drawn + (more if left > 0 else ""))
-    return Maps(name, html, colors_used(every, own))
+    omitted = len(existing) - len(maps)
+    more = tag("p", text(f"{omitted} more maps are left out: sweep.map(where=...) draws them."), class_="note")
+    drawn = "" if boundary is None else _drawing(sweep, x, y, name, maps, boundary)
+    html = Html(key(cells_of_maps, colors) + tag("div", *tables, class_="maps") + drawn + (more if omitted > 0 else ""))
+    return Maps(name, html, colors_used(cells_of_maps, colors))
 
 
 def _map_sections(maps: Sequence[Maps]) -> Html:
@@ -171,29 +173,32 @@ def _map_sections(maps: Sequence[Maps]) -> Html:
         return tag("section", tag("h2", "Maps"), tag("p", "The points differ in no setting."), id="maps")
     first, *rest = maps
     opened = titled("maps", f"Map of {first.name}", tag("p", text(_HOW), class_="note"), first.html, folded=False)
-    return Html(opened + "".join(titled(f"map-{i}", f"Map of {one.name}", one.html) for i, one in enumerate(rest)))
+    return Html(
+        opened
+        + "".join(titled(f"map-{i}", f"Map of {value_maps.name}", value_maps.html) for i, value_maps in enumerate(rest))
+    )
 
 
-_HOW = "A cell opens the report of its point, or its line in the table below where there is no run."
+_HOW = "A cell opens the report of its point, or its row in the table below if it has no run."
 
 
 def _drawing(
-    sweep: "Sweep", x: str, y: str | None, name: str, found: Sequence[tuple[Mapping[str, Any], Cells]], boundary: Any
+    sweep: "Sweep", x: str, y: str | None, name: str, maps: Sequence[tuple[Mapping[str, Any], Cells]], boundary: Any
 ) -> Html:
-    """Pictures with a theory's boundary, which a table cannot show."""
+    """Draw pictures with the theoretical boundary, which a table cannot show."""
     import matplotlib.pyplot as plt
 
     from featlearn.sweeps.map_picture import draw
 
     pictures = []
-    for choice, cells in found:
+    for choice, cells in maps:
         figure = draw(cells, boundary=boundary).get_figure()
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=150)
         plt.close(figure)
         source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-        told = f"{name} over {x} and {y}, with the boundary of theory {', '.join(map(str, choice.values()))}"
-        pictures.append(tag("div", tag("img", src=source, alt=told), class_="drawing"))
+        description = f"{name} over {x} and {y}, with the boundary of theory {', '.join(map(str, choice.values()))}"
+        pictures.append(tag("div", tag("img", src=source, alt=description), class_="drawing"))
     return Html("".join(pictures))
 
 
@@ -201,27 +206,27 @@ def _drawing(
 
 
 def _failures(sweep: "Sweep", unwritten: Mapping[str, str]) -> Html:
-    """Errors of seeds, each with its traceback folded; empty if there are none."""
+    """List errors of seeds, each with its folded traceback; empty if there are none."""
     folder = SweepFolder(sweep.path)
     listed: list[Html] = []
     for (point, seed), row in zip(sweep.tasks, sweep.rows, strict=True):
         if row["status"] == "failed" and len(listed) < MOST_FAILURES:
-            told = traceback_of(folder.place(point, seed)) or ""
+            traceback = read_traceback(folder.place(point, seed)) or ""
             listed.append(
                 tag(
                     "details",
                     tag("summary", text(f"{point}, seed {seed}: {row['error']}")),
-                    tag("pre", text(told[-LONGEST:]), tabindex=0),
+                    tag("pre", text(traceback[-LONGEST:]), tabindex=0),
                 )
             )
     listed += [tag("p", text(f"{id}: no report: {reason}"), class_="missing") for id, reason in unwritten.items()]
-    left = len(sweep.failed) - MOST_FAILURES
-    more = tag("p", text(f"{left} more are in the table."), class_="note") if left > 0 else ""
+    omitted = len(sweep.failed) - MOST_FAILURES
+    more = tag("p", text(f"{omitted} more are in the table."), class_="note") if omitted > 0 else ""
     return Html("".join(listed) + more)
 
 
 def _table(sweep: "Sweep", names: Sequence[str], links: Mapping[str, str]) -> Html:
-    """One line for each point: settings that differ, values with their spread, and its report."""
+    """Build the table, with a row per point: varying settings, values with spread, and a link to the report."""
     axes = list(sweep.axes) or list(sweep.settings)
     columns = {name: sweep.values(name) for name in names}
     rows: dict[str, list[int]] = {}
@@ -230,11 +235,11 @@ def _table(sweep: "Sweep", names: Sequence[str], links: Mapping[str, str]) -> Ht
     head = tag("tr", *(tag("th", text(name), scope="col") for name in ["point", *axes, *names, "seeds"]))
     lines = []
     for point, _ in sweep.points:
-        own = rows.get(point.id, [])
+        point_rows = rows.get(point.id, [])
         link = links.get(point.id)
         name = tag("a", text(point.id[:6]), href=link) if link is not None else text(point.id[:6])
-        status = [sweep.rows[n]["status"] for n in own]
-        done = f"{status.count('done')} of {len(own)}" + (
+        status = [sweep.rows[n]["status"] for n in point_rows]
+        done = f"{status.count('done')} of {len(point_rows)}" + (
             f", {status.count('failed')} failed" if "failed" in status else ""
         )
         lines.append(
@@ -242,12 +247,12 @@ def _table(sweep: "Sweep", names: Sequence[str], links: Mapping[str, str]) -> Ht
                 "tr",
                 tag("th", name, scope="row"),
                 *(tag("td", text(short(point.settings.get(axis)))) for axis in axes),
-                *(tag("td", _mean([values[n] for n in own])) for values in columns.values()),
+                *(tag("td", _mean([values[n] for n in point_rows])) for values in columns.values()),
                 tag("td", text(done)),
                 id=f"p-{point.id}",
             )
         )
-    caption = "All points, means over seeds ± one standard deviation"
+    caption = "All points, means over seeds ± standard deviation"
     return tag(
         "div",
         tag("table", tag("caption", text(caption)), tag("thead", head), tag("tbody", *lines), class_="points"),
@@ -259,28 +264,28 @@ def _table(sweep: "Sweep", names: Sequence[str], links: Mapping[str, str]) -> Ht
 
 
 def _mean(values: Sequence[Any]) -> Html:
-    """A mean with its deviation; of words each once."""
-    known = [value for value in values if value is not None]
-    numbers = [float(value) for value in known if is_number(value)]
-    if len(numbers) < len(known):
-        return text(", ".join(dict.fromkeys(short(value) for value in known)))
+    """Format a mean with its standard deviation; for words, list distinct values."""
+    present = [value for value in values if value is not None]
+    numbers = [float(value) for value in present if is_number(value)]
+    if len(numbers) < len(present):
+        return text(", ".join(dict.fromkeys(short(value) for value in present)))
     if not numbers:
         return text("–")
     mean = math.fsum(numbers) / len(numbers)
     if len(numbers) == 1:
         return text(f"{mean:.4g}")
-    deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in numbers) / (len(numbers) - 1))
+    deviation = math.sqrt(math.fsum((number - mean) ** 2 for number in numbers) / (len(numbers) - 1))
     return Html(text(f"{mean:.4g} ") + tag("small", text(f"± {deviation:.2g}")))
 
 
 def _about(sweep: "Sweep") -> Html:
-    same = {name: values[0] for name, values in sweep.settings.items() if name not in sweep.axes}
+    constants = {name: values[0] for name, values in sweep.settings.items() if name not in sweep.axes}
     seconds = math.fsum(row["seconds"] or 0.0 for row in sweep.rows)
     facts = {
         "function": sweep.function,
-        "the same in all points": json.dumps(same, ensure_ascii=False) if same else "nothing",
-        "differ": ", ".join(f"{name} ({len(values)})" for name, values in sweep.axes.items()) or "nothing",
-        "time of all seeds together": duration(seconds),
+        "constant settings": json.dumps(constants, ensure_ascii=False) if constants else "nothing",
+        "axes": ", ".join(f"{name} ({len(values)})" for name, values in sweep.axes.items()) or "nothing",
+        "total time of all seeds": duration(seconds),
     }
     rows = [tag("tr", tag("th", text(name), scope="row"), tag("td", text(value))) for name, value in facts.items()]
     return tag("div", tag("table", tag("tbody", *rows)), class_="scroll grid")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, number, table
-from featlearn.cli.engine import chosen_executor, one_engine
+from featlearn.cli.engine import check_engine, open_executor
 from featlearn.cli.seeds import seeds_in
 from featlearn.errors import FeatlearnError, InputValueError
 from featlearn_papers.frame import registry
@@ -100,7 +100,7 @@ def reproduce(
     from featlearn_papers.frame.request import Request, estimate
 
     _check_jobs(jobs)
-    one_engine(jobs, dask, slurm)
+    check_engine(jobs, dask, slurm)
     if device is not None and dask is None and slurm is None:  # other machines may have it
         checked_device(device)
     base = out or Path("reproductions")
@@ -124,7 +124,7 @@ def reproduce(
     ]
     if dry_run:
         return _several([_estimated(estimate(request)) for request in requests])
-    with chosen_executor(dask, slurm, base / "jobs") as executor:
+    with open_executor(dask, slurm, base / "jobs") as executor:
         return _several(_judged(requests, executor, keep_result=keep_result))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from featlearn.errors import FeatlearnError, RunError
 from featlearn.record import Run, open_run
-from featlearn.record.files import opened
+from featlearn.record.files import open_files
 from featlearn.record.layout import LARGEST_TEXT, RUN, SCALARS
 from featlearn.record.reader import measurement
 from featlearn.record.text import object_in
@@ -111,7 +111,7 @@ def progress_line(path: Path) -> str:
 def last_measurements(path: Path) -> list[dict[str, Any]]:
     """Return the latest measurements of a run, oldest first. Lines that are still being written are skipped."""
     place = path / SCALARS
-    if opened(path).weight(SCALARS) is None:  # rejects links
+    if open_files(path).weight(SCALARS) is None:  # rejects links
         return []
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -170,7 +170,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _size(path: Path) -> int:
-    files = opened(path)
+    files = open_files(path)
     return sum(files.weight(place) or 0 for place in files.names())
 
 
