@@ -339,7 +339,7 @@ def test_archives_that_lie_are_refused(run: Path, lie: dict[str, int]):
 def test_only_deflate_is_read(run: Path, method: int):
     with zipfile.ZipFile(run.parent / "b.zip", "w", method) as archive:
         archive.writestr("run.json", b'{"schema": 1}')
-    with refused("compressed"):
+    with refused("unsupported compression"):
         open_run(run.parent / "b.zip")
 
 
@@ -507,7 +507,7 @@ def test_pipes_and_folders_are_not_read(run: Path):
     assert (found.lines, found.events) == ([], [])
     (run / "run.json").unlink()
     os.mkfifo(run / "run.json")
-    with refused("holds no run"):
+    with refused("has no run"):
         open_run(run)
     with refused("is not there"):
         open_run(run / "run.json")
