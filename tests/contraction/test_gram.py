@@ -203,7 +203,7 @@ def test_products_of_rows_are_shared_by_directions_of_any_size(positions: int, s
         grads = torch.randn(1, 6, positions, 1, 4, generator=generator) * size
         one = Factors((Factor(rows, grads, True, 5),), 1, 5, 4)
         out = torch.zeros(1, 6, 6)
-        add_gram(out, one, one, "each", symmetric=False, scratch=2**20, route=Route.PAIRS, row_grams=kept)
+        add_gram(out, one, one, "each", symmetric=False, scratch=2**20, route=Route.PAIRS, grams=kept)
         gradient = torch.einsum("ptbn,ptbm->pnm", rows.double(), grads[0].double() / size)
         expected = torch.einsum("pnm,qnm->pq", gradient, gradient)
         torch.testing.assert_close(out[0].double() / size / size, expected, rtol=1e-4, atol=1e-2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from featlearn.contraction.factors import Dense, Factor, Factors, as_dense
-from featlearn.distributed.exchange import TensorKind, contents, kinds, mapped, refilled
+from featlearn.distributed.exchange import TensorKind, contents, fill_gradients, kinds, map_tensors_of
 from featlearn.distributed.group import RankGroup, sendable
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.network import fingerprint as fingerprints
@@ -90,11 +90,11 @@ def test_gradients_are_what_they_were_after_a_journey():
         if gradients is factors:
             assert sent[1].numel() == grads.numel() // 4, "what all samples share is sent once"
         arrived = [kind.received(tensor.clone()) for kind, tensor in zip(contents(skeleton), sent, strict=True)]
-        found = refilled(skeleton, arrived, order)
+        found = fill_gradients(skeleton, arrived, order)
         assert torch.equal(as_dense(found).gradient, as_dense(gradients).gradient)
         strides = [[t.stride() for t in contents(one)] for one in (found, gradients)]
         assert strides[0] == strides[1]
-    assert isinstance(mapped(as_dense(factors), TensorKind.of), Dense)
+    assert isinstance(map_tensors_of(as_dense(factors), TensorKind.of), Dense)
 
 
 @pytest.mark.parametrize(

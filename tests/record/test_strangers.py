@@ -509,7 +509,7 @@ def test_pipes_and_folders_are_not_read(run: Path):
     os.mkfifo(run / "run.json")
     with refused("has no run"):
         open_run(run)
-    with refused("is not there"):
+    with refused("does not exist"):
         open_run(run / "run.json")
 
 

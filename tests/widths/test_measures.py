@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 import featlearn as fl
-from featlearn.widths.attention import attention_noted
+from featlearn.widths.attention import record_attention
 from featlearn.widths.fits import power, product_power
-from featlearn.widths.observation import observed, random_response
-from featlearn.widths.size_runs import rms, spectral_norm, tangent_kernel, trained_sizes
+from featlearn.widths.observation import observe_calls, random_response
+from featlearn.widths.size_runs import rms, spectral_norm, tangent_kernel, train_and_measure
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -66,7 +66,7 @@ def test_the_tangent_kernel_is_that_of_fl_ntk():
 def test_a_linear_map_answers_one_sample_by_its_inputs_squared():
     layer = nn.Linear(6, 4).double()
     x = numbers(1, 6)
-    with observed(layer, [""]) as seen:
+    with observe_calls(layer, [""]) as seen:
         layer(x)
     response = {name: random_response(layer, seen.calls, name, proportional=True) for name in ("weight", "bias")}
     assert response == pytest.approx({"weight": float(x.square().sum()), "bias": 1.0}, rel=1e-9)
@@ -89,7 +89,7 @@ def test_sizes_of_one_step_are_those_of_the_equations():
     torch.manual_seed(3)
     net, x, y, lr = Net(), numbers(5, 4), numbers(5, 3, seed=1), 0.07
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    sizes = trained_sizes(net, torch.optim.SGD(net.parameters(), lr), x, y, nn.MSELoss(), 1, proportional=True)
+    sizes = train_and_measure(net, torch.optim.SGD(net.parameters(), lr), x, y, nn.MSELoss(), 1, proportional=True)
 
     w, b, u = before["first.weight"], before["first.bias"], before["last.weight"]
     z = x @ w.T + b
@@ -124,8 +124,8 @@ def test_the_rate_of_adam_is_read_off_its_first_step():
     torch.manual_seed(3)
     net, x, y = Net(), numbers(5, 4), numbers(5, 3, seed=1)
     optimizer = torch.optim.Adam(net.parameters(), 0.002)
-    sizes = trained_sizes(net, optimizer, x, y, nn.MSELoss(), 1, proportional=False)
-    with observed(net, ["last"]) as seen:
+    sizes = train_and_measure(net, optimizer, x, y, nn.MSELoss(), 1, proportional=False)
+    with observe_calls(net, ["last"]) as seen:
         net(x)
     hidden = torch.tanh(net.first(x)).detach()
     expected = 0.002 * random_response(net.last, seen.calls, "weight", proportional=False)
@@ -139,7 +139,7 @@ def test_a_readout_of_zero_is_looked_at_until_gradients_come():
     net, x, y = Net(), numbers(5, 4), numbers(5, 3, seed=1)
     nn.init.zeros_(net.last.weight)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    sizes = trained_sizes(net, optimizer, x, y, nn.MSELoss(), 2, proportional=True)
+    sizes = train_and_measure(net, optimizer, x, y, nn.MSELoss(), 2, proportional=True)
     assert sizes.parameters["first.weight"]["effect"] > 0
     assert sizes.parameters["last.weight"]["weight"] == 0
     assert sizes.parameters["last.weight"]["multiplier"] == 0.25
@@ -164,7 +164,7 @@ class Attention(nn.Module):
 def test_attention_logits_are_seen_fused_or_not(fused: bool):
     torch.manual_seed(0)
     model, x = Attention(fused), numbers(3, 5, 8)
-    with attention_noted(model) as found:
+    with record_attention(model) as found:
         model(x)
     q, k = (one(x).detach().unflatten(-1, (2, 4)).transpose(1, 2) for one in (model.query, model.key))
     scores = 0.3 * q @ k.transpose(-1, -2)

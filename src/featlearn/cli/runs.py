@@ -246,15 +246,11 @@ def _origin(run: "Run") -> str:
 
 def _event(event: dict[str, Any]) -> str:
     details = {key: value for key, value in event.items() if key not in ("kind", "step", "at", "last_line")}
-    step_text = "" if event["step"] is None else f" at step {event['step']}"
-    detail_text = "; ".join(
+    step = "" if event["step"] is None else f" at step {event['step']}"
+    text = "; ".join(
         f"{DETAILS.get(key, word(key).replace('_', ' '))}: {_detail(value)}" for key, value in details.items()
     )
-    return fill(
-        f"{word(event['kind'])}{step_text}{': ' + detail_text if detail_text else ''}",
-        COLUMNS - 4,
-        subsequent_indent="    ",
-    )
+    return fill(f"{word(event['kind'])}{step}{': ' + text if text else ''}", COLUMNS - 4, subsequent_indent="    ")
 
 
 def _detail(value: Any) -> str:

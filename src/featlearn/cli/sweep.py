@@ -132,28 +132,25 @@ def _setting(name: str, file: SweepFile) -> str:
     return name if name == "seed" else setting_name(name, file)
 
 
-def _answer(results: "Sweep", view: dict[str, Any], file: SweepFile, pool: "ProcessPool") -> Answer:
-    view, has_map = _view(results, view, file)
-    outputs = {"table": results.to_csv(results.path / "table.csv")}
-    outputs |= _pictures(results, view) if has_map else {}
+def _answer(swept: "Sweep", view: dict[str, Any], file: SweepFile, pool: "ProcessPool") -> Answer:
+    view, has_map = _view(swept, view, file)
+    outputs = {"table": swept.to_csv(swept.path / "table.csv")}
+    outputs |= _pictures(swept, view) if has_map else {}
     boundary, value = view["boundary"], view["value"]
     page = {name: view[name] for name in ("x", "y")} | {"boundary": boundary}
-    outputs["page"] = results.report(results.path / "sweep.html", **page, value=_values(results, value), executor=pool)
-    failed = results.failed
-    done = sum(row["status"] == "done" for row in results.rows)
-    lines = [
-        f"{results.path}: {len(results.points)} points, {done} of {len(results.rows)} done, {len(failed)} failed",
-        "",
-    ]
+    outputs["page"] = swept.report(swept.path / "sweep.html", **page, value=_values(swept, value), executor=pool)
+    failed = swept.failed
+    done = sum(row["status"] == "done" for row in swept.rows)
+    lines = [f"{swept.path}: {len(swept.points)} points, {done} of {len(swept.rows)} done, {len(failed)} failed", ""]
     if has_map:
-        lines += [_map_text(results, view), ""]
+        lines += [_map_text(swept, view), ""]
     for row in failed[:5]:
-        point_text = ", ".join(f"{name}={row[name]}" for name in results.axes)
+        point_text = ", ".join(f"{name}={row[name]}" for name in swept.axes)
         lines.append(f"failed:  {point_text}, seed {row['seed']}: {row['error']}")
     if failed:
         lines += [f"         tracebacks are in their folders, such as {failed[0]['path']}; --retry runs them again"]
     lines += [f"{name + ':':<9}{path}" for name, path in outputs.items()]
-    data = {"sweep": results.path, "done": done, "failed": len(failed), "rows": results.rows, **outputs}
+    data = {"sweep": swept.path, "done": done, "failed": len(failed), "rows": swept.rows, **outputs}
     return Answer(data=data, text="\n".join(lines), code=FAILED if failed else DONE)
 
 
@@ -195,9 +192,9 @@ def _pictures(results: "Sweep", view: dict[str, Any]) -> dict[str, Path]:
     return {"map": results.path / "map.png"}
 
 
-def _map_text(results: "Sweep", view: dict[str, Any]) -> str:
+def _map_text(swept: "Sweep", view: dict[str, Any]) -> str:
     """Format the map as a text table."""
-    cells = results.cells(view["x"], view["y"], view["value"], view["where"])
+    cells = swept.cells(view["x"], view["y"], view["value"], view["where"])
     rows = []
     for number in reversed(range(len(cells.values))):
         label = "" if cells.y is None else cells.y.labels[number]

@@ -52,7 +52,7 @@ def _takes_width(function: Callable[..., Any]) -> bool:
 
 
 def _entries(returned: Any, place: str, model: str) -> dict[str, Any]:
-    """The entries of a mapping or of a tuple."""
+    """Return the entries of a mapping or of a tuple."""
     names = (model, "data", "loss", "optimizer")
     if isinstance(returned, tuple | list) and 2 <= len(returned) <= 4:
         return dict(zip(names, returned, strict=False))

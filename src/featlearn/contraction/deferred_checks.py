@@ -58,15 +58,12 @@ def _without_repeats(tensor: Tensor) -> Tensor:
 
 def _fetch(tensors: Sequence[Tensor]) -> list[float]:
     """Return all numbers in order, with a single synchronization per dtype and device."""
-    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    kinds = {(t.dtype, t.device) for t in tensors}
     if len(kinds) > 1:
-        by_kind = {
-            kind: iter(_fetch([tensor for tensor in tensors if (tensor.dtype, tensor.device) == kind]))
-            for kind in kinds
-        }
-        return [n for tensor in tensors for n in islice(by_kind[tensor.dtype, tensor.device], tensor.numel())]
+        by_kind = {kind: iter(_fetch([t for t in tensors if (t.dtype, t.device) == kind])) for kind in kinds}
+        return [n for t in tensors for n in islice(by_kind[t.dtype, t.device], t.numel())]
     if not tensors:
         return []
-    scalar = not any(tensor.dim() for tensor in tensors)
+    scalar = not any(t.dim() for t in tensors)
     values: list[float] = (torch.stack([*tensors]) if scalar else torch.cat([t.reshape(-1) for t in tensors])).tolist()
     return values

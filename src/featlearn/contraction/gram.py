@@ -105,18 +105,18 @@ def add_gram(
     scratch: int,
     route: Route | None = None,
     deferred: DeferredChecks | None = None,
-    row_grams: RowGrams | None = None,
+    grams: RowGrams | None = None,
 ) -> None:
     """Add left right^T to out.
 
     With `symmetric`, both sides are the same samples, and only entries on and below the diagonal are added; `mirror`
     completes the result. `scratch` bounds the bytes of temporaries. With `deferred`, that products of entries neither
-    underflow nor overflow becomes a deferred check. `row_grams` caches inner products of rows, for calls with other
+    underflow nor overflow becomes a deferred check. `grams` caches inner products of rows, for calls with other
     directions of the same samples.
     """
     if isinstance(left, Factors) and isinstance(right, Factors) and (left is right or left.frame == right.frame):
         if (route or _route(left, right, mode, out.device)) is Route.PAIRS:
-            _add_pairs(out, left, right, mode, symmetric, scratch, deferred, row_grams)
+            _add_pairs(out, left, right, mode, symmetric, scratch, deferred, grams)
             return
         memory = Reused(), Reused()
         for first, second in slices(left, right, symmetric, scratch, out):
@@ -214,26 +214,18 @@ def _add_pairs(
     factor = left_scale * right_scale
     if factor > 1.0 and factor > torch.finfo(out.dtype).max:
         factor = math.inf
-    left_matrices = matrices(left, joined=mode == "sum") if mode != "full" else None
-    if left_matrices is not None and same and symmetric and worth_tiles(out, left_matrices, scratch):
-        add_in_tiles(out, left_matrices, factor)
+    first = matrices(left, joined=mode == "sum") if mode != "full" else None
+    if first is not None and same and symmetric and worth_tiles(out, first, scratch):
+        add_in_tiles(out, first, factor)
         return
     grams = directions**2 if mode == "full" else 1
-    longest = (
-        1
-        if left_matrices is not None and same
-        else max(map(_pair_size, left.parts)) * max(map(_pair_size, right.parts))
-    )
+    longest = 1 if first is not None and same else max(map(_pair_size, left.parts)) * max(map(_pair_size, right.parts))
     pair_bytes = out.element_size() * left.blocks * longest * (2 + 2 * grams)
     depth = max([part.positions**2 * (part.row_size + grams * part.grads.shape[-1]) for part in left.parts])
     pieces = panels(left.samples, right.samples, scratch // pair_bytes, symmetric, depth, out.is_cuda)
-    right_matrices = left_matrices if same or left_matrices is None else matrices(right, joined=mode == "sum")
-    if (
-        left_matrices is not None
-        and right_matrices is not None
-        and left.parts[0].rows_first == right.parts[0].rows_first
-    ):
-        add_in_panels(out, left_matrices, right_matrices, pieces, factor, row_grams)
+    second = first if same or first is None else matrices(right, joined=mode == "sum")
+    if first is not None and second is not None and left.parts[0].rows_first == right.parts[0].rows_first:
+        add_in_panels(out, first, second, pieces, factor, row_grams)
         return
     for rows, columns in pieces:
         part = _part(out, rows, columns, mode)

@@ -60,9 +60,7 @@ class KernelSum:
         if mode == "full":  # stored as (P, C, P2, C), the order in which blocks are computed
             stored = [shape[i] for i in (0, 2, 1, 3)]
         zeros = {key: torch.zeros(stored, dtype=dtype, device=device) for key in dict.fromkeys(keys.values())}
-        self.kernels: Kernels = (
-            zeros if mode != "full" else {key: kernel.transpose(1, 2) for key, kernel in zeros.items()}
-        )
+        self.kernels: Kernels = zeros if mode != "full" else {key: zero.transpose(1, 2) for key, zero in zeros.items()}
         self.callback: BlockCallback | None = None
 
     def add(
@@ -73,25 +71,18 @@ class KernelSum:
         rows: slice,
         columns: slice,
         directions: slice,
-        row_grams: RowGrams | None = None,
+        grams: RowGrams | None = None,
     ) -> None:
         """Add the block of these samples and output directions.
 
-        `row_grams` caches inner products of rows for other directions of the same samples.
+        `grams` caches inner products of rows for other directions of the same samples.
         """
         diagonal = self.symmetric and rows == columns
         block = self.block(self.keys[name], directions, rows, columns)
         # The callback needs the term separately.
         term = torch.zeros_like(block) if self.callback else block
         add_gram(
-            term,
-            left,
-            right,
-            self.mode,
-            symmetric=diagonal,
-            scratch=self.scratch,
-            deferred=self._deferred,
-            row_grams=row_grams,
+            term, left, right, self.mode, symmetric=diagonal, scratch=self.scratch, deferred=self._deferred, grams=grams
         )
         if self.callback is not None:
             block += term
@@ -100,7 +91,7 @@ class KernelSum:
             self.callback(name, term, rows, columns, directions, mirrored=self.symmetric and not diagonal)
 
     def add_diagonal(
-        self, captured: Captured, rows: slice, directions: slice, row_grams: dict[str, RowGrams] | None = None
+        self, captured: Captured, rows: slice, directions: slice, grams: dict[str, RowGrams] | None = None
     ) -> None:
         """Add the diagonal block of some samples, parameter by parameter; free gradients after each."""
         for name, gradients in captured if self.callback else _concatenate_small(captured, self.keys):
@@ -111,7 +102,7 @@ class KernelSum:
                 rows,
                 rows,
                 directions,
-                None if row_grams is None else row_grams.setdefault(name, {}),
+                None if grams is None else grams.setdefault(name, {}),
             )
             del gradients
 

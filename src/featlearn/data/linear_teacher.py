@@ -97,10 +97,8 @@ def _directions(weights: Tensor | None, outputs: int | None, dimension: int, gen
         unit: Tensor = drawn / drawn.norm(dim=-1, keepdim=True)
         return unit
     teacher = checked_finite(weights, "weights").to(generator.device)
-    single, multiple = (
-        teacher.shape == (dimension,),
-        teacher.dim() == 2 and teacher.shape[1] == dimension and len(teacher) > 1,
-    )
+    single = teacher.shape == (dimension,)
+    multiple = teacher.dim() == 2 and teacher.shape[1] == dimension and len(teacher) > 1
     if not (single or multiple) or (outputs is not None and teacher.shape != (outputs, dimension)):
         expected = f"(d,) = ({dimension},) or (C, d) with C > 1" if outputs is None else f"({outputs}, {dimension})"
         raise InputValueError(f"weights have shape {tuple(teacher.shape)}, expected {expected}")

@@ -1,1 +1,1 @@
-"""Measurements that several processes make together, and models whose weights are spread over them."""
+"""Measurements by several processes, and models with weights sharded over them."""

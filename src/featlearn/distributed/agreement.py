@@ -1,4 +1,4 @@
-"""What must be the same on every rank, and is compared: arguments, inputs, weights, outputs, memory."""
+"""Checks that arguments, inputs, weights, outputs, and memory budgets agree on all ranks."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -12,44 +12,44 @@ from featlearn.errors import InputValueError
 from featlearn.network.fingerprint import fingerprint
 from featlearn.network.inputs import tensors_in
 
-SAME_DATA = "pass all samples on every rank: they are divided here, so a DistributedSampler must not do it before"
+SAME_DATA = "pass all samples on every rank: they are divided internally, so do not use a DistributedSampler"
 
 
 def same_arguments(arguments: Mapping[str, object]) -> Expectation:
-    """Arguments of a call, as their text."""
+    """Expect equal arguments of a call, compared as text."""
 
-    def refuse(said: list[dict[str, str]]) -> None:
-        for name, rank, theirs in _differences(said):
+    def refuse(reports: list[dict[str, str]]) -> None:
+        for name, rank, value in _differences(reports):
             raise InputValueError(
-                f"{name} is {theirs} on rank {rank} and {said[0].get(name)} on rank 0, expected the same call on every "
-                "rank of the group"
+                f"{name} is {value} on rank {rank} and {reports[0].get(name)} on rank 0, expected the same call on "
+                "every rank of the group"
             )
 
     return Expectation(lambda: {name: str(value) for name, value in arguments.items()}, refuse)
 
 
-def same_call(arguments: Mapping[str, object], given: Mapping[str, Any]) -> tuple[Expectation, Expectation]:
-    """Arguments of a call, and the tensors that were given with it."""
+def same_call(arguments: Mapping[str, object], tensor_arguments: Mapping[str, Any]) -> tuple[Expectation, Expectation]:
+    """Expect equal arguments and tensors of a call."""
     tensors = {
-        f"{name}{f'[{place}]' if place else ''}": tensor
-        for name, value in given.items()
-        for place, tensor in enumerate(_tensors(value))
+        f"{name}{f'[{index}]' if index else ''}": tensor
+        for name, value in tensor_arguments.items()
+        for index, tensor in enumerate(_tensors(value))
     }
     return same_arguments(arguments), same_tensors("the argument", tensors, SAME_DATA)
 
 
-def _tensors(given: Any) -> list[Tensor]:
-    """The tensors in an argument, and the states of its random generators."""
-    if isinstance(given, torch.Generator):
-        return [given.get_state()]
-    return tensors_in(given) if not hasattr(given, "generator") else _tensors(given.generator)
+def _tensors(argument: Any) -> list[Tensor]:
+    """Return the tensors in an argument, and the state of its random generator."""
+    if isinstance(argument, torch.Generator):
+        return [argument.get_state()]
+    return tensors_in(argument) if not hasattr(argument, "generator") else _tensors(argument.generator)
 
 
 def same_tensors(what: str, tensors: Mapping[str, Any], remedy: str) -> Expectation:
-    """Tensors, by shape, type and fingerprint, and plain values among them; the refusal says which differ."""
+    """Expect equal tensors (shape, dtype, fingerprint) and plain values; the error names those that differ."""
 
-    def refuse(said: list[dict[str, Any]]) -> None:
-        different = _differences(said)
+    def refuse(reports: list[dict[str, Any]]) -> None:
+        different = _differences(reports)
         if different:
             name, rank, _ = different[0]
             more = len({name for name, _, _ in different}) - 1
@@ -62,56 +62,59 @@ def same_tensors(what: str, tensors: Mapping[str, Any], remedy: str) -> Expectat
 
 
 def _fingerprints(tensors: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
-    """Shape, type and fingerprint of every tensor; plain values as they are."""
+    """Return shape, dtype, and fingerprint of tensors, and plain values unchanged."""
     prints = [fingerprint(value) for value in tensors.values() if isinstance(value, Tensor)]
-    found = iter(torch.stack([one.to(prints[0].device) for one in prints]).tolist() if prints else [])
+    numbers = iter(
+        torch.stack([tensor_print.to(prints[0].device) for tensor_print in prints]).tolist() if prints else []
+    )
     return {
-        name: (tuple(value.shape), str(value.dtype), next(found)) if isinstance(value, Tensor) else (value,)
+        name: (tuple(value.shape), str(value.dtype), next(numbers)) if isinstance(value, Tensor) else (value,)
         for name, value in tensors.items()
     }
 
 
 def same_outputs(outputs: Tensor, precision: float) -> Expectation:
-    """Outputs of a network for the same samples; the refusal says on which ranks they are others.
+    """Expect equal outputs of a network for the same samples; the error names the ranks that differ.
 
-    Its weights are the same, so that its code, a plain attribute or the readout differs. `precision`: the machine
-    epsilon of its weights; equal networks on unequal hardware differ by some roundings.
+    The weights are equal, so differences come from code, plain attributes, or the readout. `precision` is the machine
+    epsilon of the weights; equal networks on different hardware differ by rounding.
     """
 
-    def refuse(said: list[Tensor]) -> None:
-        first = said[0]
-        slack = max(precision, torch.finfo(first.dtype).eps) ** 0.5 * float(first.abs().max())
-        odd = [
+    def refuse(reports: list[Tensor]) -> None:
+        first = reports[0]
+        tolerance = max(precision, torch.finfo(first.dtype).eps) ** 0.5 * float(first.abs().max())
+        different_ranks = [
             str(rank)
-            for rank, there in enumerate(said)
-            if (there.shape, there.dtype) != (first.shape, first.dtype)
-            or not bool(((there - first).abs() <= slack).all())
+            for rank, outputs_of_rank in enumerate(reports)
+            if (outputs_of_rank.shape, outputs_of_rank.dtype) != (first.shape, first.dtype)
+            or not bool(((outputs_of_rank - first).abs() <= tolerance).all())
         ]
-        if odd:
+        if different_ranks:
             raise InputValueError(
-                f"the model or its readout gives other outputs on rank{'s' * (len(odd) > 1)} {', '.join(odd)} than on "
-                "rank 0, for the same samples and weights, expected the same network on every rank; compare the "
-                "readouts, and attributes of the model that are neither weights nor buffers"
+                f"the model or its readout gives other outputs on rank{'s' * (len(different_ranks) > 1)} "
+                f"{', '.join(different_ranks)} than on rank 0, for the same samples and weights, expected the same "
+                "network on every rank; compare the readouts, and attributes of the model that are neither weights "
+                "nor buffers"
             )
 
     return Expectation(lambda: outputs.detach().cpu(), refuse)
 
 
-def _differences(said: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, Any]]:
-    """(name, rank, what it says) where a rank says something else than rank 0."""
+def _differences(reports: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, Any]]:
+    """Return (name, rank, value) for values that differ from rank 0."""
     return [
-        (name, rank, there.get(name))
-        for name in dict.fromkeys(name for one in said for name in one)
-        for rank, there in enumerate(said)
-        if there.get(name) != said[0].get(name)
+        (name, rank, report_of_rank.get(name))
+        for name in dict.fromkeys(name for report in reports for name in report)
+        for rank, report_of_rank in enumerate(reports)
+        if report_of_rank.get(name) != reports[0].get(name)
     ]
 
 
 def smallest_budget(group: RankGroup, budget: int, device: torch.device, *, measured: bool) -> int:
-    """The byte budget that every rank keeps to: the smallest of all.
+    """Return the smallest byte budget of all ranks, which every rank uses.
 
-    `measured`: it is a share of what was free, which ranks on one device of one machine share in turn.
+    With `measured`, the budget is a share of free memory, and is divided among ranks on the same device.
     """
-    said = group.numbers([digest((platform.node(), str(device))), min(budget, 2**62), int(measured)])
-    homes = [where for where, _, _ in said]
-    return min(size // (homes.count(where) if shared else 1) for where, size, shared in said)
+    reports = group.numbers([digest((platform.node(), str(device))), min(budget, 2**62), int(measured)])
+    devices = [place for place, _, _ in reports]
+    return min(size // (devices.count(place) if shared else 1) for place, size, shared in reports)

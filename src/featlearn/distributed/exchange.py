@@ -1,4 +1,4 @@
-"""Tensors and per-sample gradients from rank to rank."""
+"""Send tensors and per-sample gradients between ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from featlearn.distributed.group import RankGroup
 
 @dataclass(frozen=True)
 class TensorKind:
-    """What a rank must know of a tensor to receive it: axes in their order in memory, those that repeat one entry."""
+    """Metadata to receive a tensor: shape, dtype, memory order of axes, and expanded axes."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -24,58 +24,58 @@ class TensorKind:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorKind":
-        """The kind of a tensor."""
+        """Return the kind of a tensor."""
         order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
         repeated = {axis for axis, step in enumerate(tensor.stride()) if step == 0 and tensor.shape[axis] > 1}
         return cls(tuple(tensor.shape), tensor.dtype, tuple(order), frozenset(repeated))
 
     @property
     def sent_shape(self) -> tuple[int, ...]:
-        """Sizes of what is sent, axes in their order in memory."""
+        """Shape of the sent tensor, with axes in memory order."""
         return tuple(1 if axis in self.repeated else self.shape[axis] for axis in self.order)
 
     def sent(self, tensor: Tensor) -> Tensor:
-        """What is sent of a tensor of this kind."""
+        """Return the tensor to send, without repeated entries."""
         once = tuple(slice(0, 1) if axis in self.repeated else slice(None) for axis in range(len(self.shape)))
         return tensor.detach()[once].permute(self.order).contiguous()
 
     def received(self, sent: Tensor) -> Tensor:
-        """The tensor again."""
+        """Restore the tensor from the received one."""
         return sent.permute([self.order.index(axis) for axis in range(len(self.shape))]).expand(self.shape)
 
 
-def mapped(gradients: Gradients, change: Callable[[Tensor], Any]) -> Any:
-    """Gradients with something else in the places of their tensors; where entries stand is left out."""
+def map_tensors_of(gradients: Gradients, change: Callable[[Tensor], Any]) -> Any:
+    """Replace the tensors in gradients by `change(tensor)`, and drop the order of entries."""
     if isinstance(gradients, Dense):
         return Dense(change(gradients.gradient))
 
-    def part(one: Factor) -> Factor:
-        held = one.held
+    def part(factor: Factor) -> Factor:
+        held = factor.held
         rows = replace(held, image=change(held.image)) if isinstance(held, Windows) else change(held)
-        return replace(one, held=rows, grads=change(one.grads))
+        return replace(factor, held=rows, grads=change(factor.grads))
 
-    return replace(gradients, parts=tuple(part(one) for one in gradients.parts), order=None)
+    return replace(gradients, parts=tuple(part(factor) for factor in gradients.parts), order=None)
 
 
 def kinds(gradients: Gradients) -> Any:
-    """Gradients with the kinds of their tensors in the places of these: what others must know to receive them."""
-    return mapped(gradients, TensorKind.of)
+    """Replace the tensors in gradients by their kinds, which other ranks need to receive them."""
+    return map_tensors_of(gradients, TensorKind.of)
 
 
 def contents(gradients: Any) -> list[Any]:
-    """The tensors of gradients, or what stands in their places, in the order in which they are sent."""
-    found: list[Any] = []
-    mapped(gradients, found.append)
-    return found
+    """Return the tensors of gradients, or their replacements, in order of sending."""
+    entries: list[Any] = []
+    map_tensors_of(gradients, entries.append)
+    return entries
 
 
-def swapped(
+def swap_tensors(
     group: RankGroup,
     outgoing: Mapping[int, Sequence[Tensor]],
     expected: Mapping[int, Sequence[TensorKind]],
     device: torch.device,
 ) -> dict[int, list[Tensor]]:
-    """Send tensors to some ranks and receive those of others; `expected`: the kinds that each of them sends."""
+    """Send tensors to some ranks and receive tensors of the `expected` kinds from others."""
     with group.together():
         swap = Swap(group, outgoing, expected, device)
     swap.begin()
@@ -83,9 +83,9 @@ def swapped(
 
 
 class Swap:
-    """Tensors on their way between ranks, so that this rank can work meanwhile.
+    """Asynchronous exchange of tensors between ranks.
 
-    Memory is taken when it is made, which may fail on one rank alone: all of them agree before they `begin`.
+    Memory is allocated on creation, which may fail on a single rank: all ranks agree before they `begin`.
     """
 
     def __init__(
@@ -96,42 +96,43 @@ class Swap:
         device: torch.device,
     ) -> None:
         group.settle()
-        home = device if group.sends_from(device) else group.device
+        transfer_device = device if group.sends_from(device) else group.device
         self._expected, self._device = expected, device
         self._sent = {
-            rank: [TensorKind.of(one).sent(one).to(home) for one in several] for rank, several in outgoing.items()
+            rank: [TensorKind.of(tensor).sent(tensor).to(transfer_device) for tensor in items]
+            for rank, items in outgoing.items()
         }
-        self._found = {
-            rank: [torch.empty(kind.sent_shape, dtype=kind.dtype, device=home) for kind in several]
-            for rank, several in expected.items()
+        self._buffers = {
+            rank: [torch.empty(kind.sent_shape, dtype=kind.dtype, device=transfer_device) for kind in items]
+            for rank, items in expected.items()
         }
         self._group = group
         self._works: list[Any] = []
 
     def begin(self) -> None:
-        """Send, and expect the others."""
+        """Start sending and receiving."""
         operations = []
-        for act, messages in ((dist.isend, self._sent), (dist.irecv, self._found)):
-            for rank, several in messages.items():
+        for act, messages in ((dist.isend, self._sent), (dist.irecv, self._buffers)):
+            for rank, tensors in messages.items():
                 operations += [
-                    dist.P2POp(act, one, group=self._group.process_group, group_peer=rank)
-                    for one in several
-                    if one.numel()
+                    dist.P2POp(act, tensor, group=self._group.process_group, group_peer=rank)
+                    for tensor in tensors
+                    if tensor.numel()
                 ]
         self._works = dist.batch_isend_irecv(operations) if operations else []
 
     def received(self) -> dict[int, list[Tensor]]:
-        """What the others have sent; waits for it."""
+        """Wait for and return the received tensors."""
         for work in self._works:
             work.wait()
         return {
-            rank: [kind.received(one.to(self._device)) for kind, one in zip(self._expected[rank], several, strict=True)]
-            for rank, several in self._found.items()
+            rank: [kind.received(raw.to(self._device)) for kind, raw in zip(self._expected[rank], buffers, strict=True)]
+            for rank, buffers in self._buffers.items()
         }
 
 
-def refilled(skeleton: Any, tensors: Sequence[Tensor], order: Tensor | None) -> Gradients:
-    """The gradients of another rank from what it has sent; entries stand where they stand in those of this one."""
+def fill_gradients(skeleton: Any, tensors: Sequence[Tensor], order: Tensor | None) -> Gradients:
+    """Rebuild the gradients of another rank from its tensors, with the order of entries of this rank."""
     given = iter(tensors)
-    whole: Gradients = mapped(skeleton, lambda _: next(given))
+    whole: Gradients = map_tensors_of(skeleton, lambda _: next(given))
     return whole if isinstance(whole, Dense) else replace(whole, order=order)

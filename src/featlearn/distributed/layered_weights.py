@@ -44,70 +44,70 @@ _NONE = -1
 
 @dataclass(eq=False)
 class _Layer:
-    """A sharded module with the parameters that it has while it is gathered."""
+    """A sharded module and its parameters while gathered."""
 
     number: int
     part: ShardedModule
     modules: list[nn.Module]
-    """Itself, and those inside of it that belong to no other layer."""
+    """The module, and submodules that belong to no other layer."""
     places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    """Where its shards were."""
+    """Table and name of every shard."""
     shards: list[Tensor] = field(default_factory=list)
     parameters: list[Tensor] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     is_whole: bool = False
 
     def gather(self) -> None:
-        """Fill the memory of its parameters; every rank calls it. The model keeps what it has in their places."""
+        """Gather the parameters, on all ranks, without changing the entries of the model's tables."""
         if not self.is_whole:
-            here = self._there()
+            current = self._current()
             self.part.module.unshard()
-            found = self._there()
-            self._put(here)
+            gathered = self._current()
+            self._put(current)
             self.is_whole = True
-            if any(new is not known for new, known in zip(found, self.parameters, strict=True)):
+            if any(parameter is not expected for parameter, expected in zip(gathered, self.parameters, strict=True)):
                 raise UnsupportedModelError(
                     "fully_shard has made new parameters for a layer, expected the same at every gathering; measure "
                     "with a larger memory=, so that the weights are gathered once"
                 )
 
     def drop(self) -> None:
-        """Free the memory of its parameters."""
+        """Free the memory of the parameters."""
         if self.is_whole:
-            here = self._there()
+            current = self._current()
             self.part.module.reshard()
-            self._put(here)
+            self._put(current)
             self.is_whole = False
 
     def find_parameters(self) -> None:
-        """Gather it once, and leave its parameters, without memory, in the places of its shards."""
+        """Gather once, and replace the shards by the full parameters, without memory."""
         tables = [parameter_table(inner) for inner in self.modules]
         before = [dict(table) for table in tables]
-        if not any(hasattr(shard, "placements") for known in before for shard in known.values()):
-            return  # it is whole already, after a forward pass say, and stays so
+        if not any(hasattr(shard, "placements") for entries in before for shard in entries.values()):
+            return  # already gathered, for example after a forward pass
         self.part.module.unshard()
         self.places = [
             (table, name)
-            for table, known in zip(tables, before, strict=True)
+            for table, entries in zip(tables, before, strict=True)
             for name in table
-            if table[name] is not known[name]
+            if table[name] is not entries[name]
         ]
-        self.parameters = self._there()
+        self.parameters = self._current()
         self.versions = [version(parameter) for parameter in self.parameters]
         self.part.module.reshard()
-        self.shards = self._there()
+        self.shards = self._current()
         self._put(self.parameters)
 
     def put_back(self) -> None:
-        """The shards in their places again."""
+        """Restore the shards."""
         self.drop()
         self._put(self.shards)
 
     def is_rewritten(self) -> bool:
-        """Whether the model has written to its parameters; what was written is gone."""
+        """Return whether the model wrote to its parameters."""
         return [version(parameter) for parameter in self.parameters] != self.versions
 
-    def _there(self) -> list[Any]:
+    def _current(self) -> list[Any]:
         return [table[name] for table, name in self.places]
 
     def _put(self, tensors: Sequence[Any]) -> None:
@@ -116,30 +116,30 @@ class _Layer:
 
 
 class LayeredWeights:
-    """The layers of a model, gathered one at a time."""
+    """Layers of a model, gathered one at a time."""
 
     def __init__(self, model: nn.Module, parts: Sequence[ShardedModule], ranks: RankGroup) -> None:
         self._model, self._ranks = model, ranks
         self._layers = [_Layer(number, part, own_modules(part.module, parts)) for number, part in enumerate(parts)]
         self._entered: list[tuple[_Layer, bool]] = []
-        """The layers that a forward pass is in, and whether each was gathered before."""
+        """Layers entered by a forward pass, and whether each was gathered before."""
         self._needed: tuple[_Layer, ...] = ()
-        """Those that a backward pass has come to."""
+        """Layers reached by a backward pass."""
         self._at: dict[int, _Layer] = {}
-        """Layers by the memory of their gathered parameters."""
+        """Layers by the memory address of their gathered parameters."""
         self._saving: list[saved_tensors_hooks] = []
-        """One for each call of the whole model that is under way: it may call itself."""
+        """Hooks of every running call of the model, which may be recursive."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Every rank enters: passes inside gather layer by layer. Afterwards everything is as before."""
+        """Gather layer by layer in passes inside, on all ranks, and restore everything afterwards."""
         tables = [
             table
             for layer in self._layers
             for module in [layer.part.module]
             for table in (*forward_hooks(module), hooks_always_called(module))
         ]
-        kept = [dict(table) for table in tables]
+        saved = [dict(table) for table in tables]
         handles: list[Any] = []
         try:
             for layer in self._layers:
@@ -157,7 +157,7 @@ class LayeredWeights:
                 self._end_saving()
             for handle in handles:
                 handle.remove()
-            for table, hooks in zip(tables, kept, strict=True):
+            for table, hooks in zip(tables, saved, strict=True):
                 table.clear()
                 table.update(hooks)
             try:
@@ -167,7 +167,7 @@ class LayeredWeights:
                     layer.put_back()
 
     def settle(self) -> None:
-        """Serve the other ranks until none of them needs a layer: nothing else can be sent before."""
+        """Serve other ranks until none needs a layer, before any other communication."""
         with unobserved():
             while self._served(_NONE):
                 pass
@@ -181,18 +181,19 @@ class LayeredWeights:
             self._saving.pop().__exit__()
 
     def gathers(self, parameter: Tensor) -> bool:
-        """Whether it is put together from shards, layer by layer."""
-        return any(one is parameter for layer in self._layers for one in layer.parameters)
+        """Return whether the parameter is gathered from shards, layer by layer."""
+        return any(own_parameter is parameter for layer in self._layers for own_parameter in layer.parameters)
 
     @property
     def largest(self) -> int:
-        """Bytes that are gathered at most: a layer, those around it, and one that another rank asks for."""
+        """Largest size of gathered weights in bytes: a layer, its outer layers, and a layer requested by another
+        rank."""
         sizes = [(layer, _bytes(layer.parameters)) for layer in self._layers]
         around = [sum(size for outer, size in sizes if _holds(outer, layer)) for layer in self._layers]
         return max(around) + max(size for _, size in sizes)
 
     def _hook(self, layer: _Layer) -> None:
-        """Hooks that gather and drop in the places of FSDP's own."""
+        """Replace FSDP's hooks by hooks that gather and drop layers."""
         module = layer.part.module
 
         def enter(_: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -205,7 +206,7 @@ class LayeredWeights:
             if not self._entered or self._entered[-1][0] is not layer:
                 return outputs  # a hook of the user's raised before the layer was entered
             outputs = cast(outputs, layer.part.output_dtype)
-            needed = tuple(each for each, _was_whole in self._entered)
+            needed = tuple(entered_layer for entered_layer, _was_whole in self._entered)
             was_whole = self._entered.pop()[1]
             with unobserved():
                 for tensor in _tensors(outputs):
@@ -220,7 +221,7 @@ class LayeredWeights:
         hooks_always_called(module)[replace_hook(after, layer.part.post_forward, leave)] = True
 
     def _arrived(self, needed: tuple[_Layer, ...]) -> None:
-        """A gradient is at what a layer has given: nodes of that layer come next, and none of layers after it."""
+        """Handle a gradient at the output of a layer: gather that layer, and drop later layers."""
         with unobserved():
             self._needed = needed
             self._hold(())
@@ -229,13 +230,13 @@ class LayeredWeights:
         after_backward(self._ended)
 
     def _ended(self) -> None:
-        """A backward pass has ended."""
+        """Handle the end of a backward pass."""
         self._needed = ()
         with unobserved():
             self._hold(())
 
     def _hold(self, more: Sequence[_Layer]) -> None:
-        """Drop all layers that no pass is in."""
+        """Drop all layers that no pass uses."""
         used = {*more, *self._needed, *(layer for layer, _ in self._entered)}
         for layer in self._layers:
             if layer not in used:
@@ -250,18 +251,18 @@ class LayeredWeights:
             self._at.pop(_address(parameter), None)
         layer.drop()
 
-    def _served(self, wanted: int) -> bool:
-        """Gather what any rank has asked for; whether there was anything."""
-        asked = sorted({number for (number,) in self._ranks.numbers([wanted]) if number != _NONE})
-        for number in asked:
+    def _served(self, needed_number: int) -> bool:
+        """Gather all layers that any rank requests; return whether there were any."""
+        requested = sorted({number for (number,) in self._ranks.numbers([needed_number]) if number != _NONE})
+        for number in requested:
             layer = self._layers[number]
-            kept = layer.is_whole or number == wanted
+            keep = layer.is_whole or number == needed_number
             self._drop(layer)  # all ranks, or none, take part
             layer.gather()
             self._at |= {address: layer for address in map(_address, layer.parameters) if address}
-            if not kept:
+            if not keep:
                 self._drop(layer)
-        return bool(asked)
+        return bool(requested)
 
     def _packed(self, tensor: Tensor) -> "_Saved":
         with unobserved() if is_observed() else nullcontext():
@@ -283,14 +284,14 @@ class LayeredWeights:
         return saved.tensor
 
     def _read(self, saved: "_Saved") -> Tensor:
-        """What a weight holds."""
+        """Return a copy of the values of a weight."""
         assert saved.layer is not None
         self._at_hand(saved.layer)
         with unobserved():
             return saved.tensor.clone()
 
     def _at_hand(self, layer: _Layer) -> None:
-        """Gather a layer that no pass has entered."""
+        """Gather a layer that no pass entered."""
         if not layer.is_whole and layer.places:
             with unobserved():
                 self._hold([layer])
@@ -306,7 +307,7 @@ class LayeredWeights:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A tensor that autograd has saved; `layer`: whose memory it lies in."""
+    """A tensor saved by autograd, and the layer that owns its memory, if any."""
 
     tensor: Tensor
     version: int
@@ -314,18 +315,18 @@ class _Saved:
 
 
 class WeightWhenRead(Tensor):
-    """A saved weight outside of passes: it is gathered and copied when its numbers are asked for, which is seldom."""
+    """A saved weight outside of passes, gathered and copied only if its values are read."""
 
     values_now: Callable[[], Tensor]
 
     @staticmethod
     def of(weight: Tensor, values: Callable[[], Tensor]) -> "WeightWhenRead":
-        """With the shape and type of a weight."""
-        found: WeightWhenRead = wrapper_of(
+        """Create a wrapper with the shape and dtype of a weight."""
+        wrapper: WeightWhenRead = wrapper_of(
             WeightWhenRead, weight.shape, strides=weight.stride(), dtype=weight.dtype, device=weight.device
         )
-        found.values_now = values
-        return found
+        wrapper.values_now = values
+        return wrapper
 
     __torch_function__ = NO_FUNCTION_OVERRIDES
 
@@ -348,14 +349,14 @@ WeightWhenRead.__torch_dispatch__ = classmethod(_read_weights)  # type: ignore[a
 
 
 def _tensors(outputs: Any) -> list[Tensor]:
-    """All tensors in what a module gives."""
+    """Return all tensors in the output of a module."""
     if is_dataclass(outputs) and not isinstance(outputs, type | dict):
-        return [tensor for one in fields(outputs) for tensor in _tensors(getattr(outputs, one.name))]
+        return [tensor for entry in fields(outputs) for tensor in _tensors(getattr(outputs, entry.name))]
     return tensors_in(outputs)
 
 
 def _address(tensor: Tensor) -> int:
-    """Where the memory of a tensor begins; 0 for kinds that have none of their own."""
+    """Return the address of a tensor's memory; 0 for tensors without storage."""
     try:
         return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
     except (NotImplementedError, RuntimeError):  # batched by a transform, say
@@ -363,7 +364,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in {id(one): one for one in tensors}.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in {id(entry): entry for entry in tensors}.values())
 
 
 def _holds(outer: _Layer, inner: _Layer) -> bool:

@@ -1,4 +1,4 @@
-"""Models sharded by FSDP2 hold all of their weights while they are measured; afterwards everything is as before."""
+"""Gather the weights of models sharded by FSDP2 while they are measured, and restore the shards afterwards."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 @contextmanager
 def whole_weights(model: nn.Module) -> Iterator[None]:
-    """Every rank enters: weights are gathered once, and what was sharded is sharded again; nothing for other models.
+    """Gather weights once, on all ranks, and shard them again afterwards; do nothing for other models.
 
-    Meanwhile the modules are plain ones: hooks of FSDP only cast, as its mixed precision asks for.
+    Meanwhile the modules are plain modules: hooks of FSDP only cast, as required by its mixed precision.
     """
     parts = idle_parts(model)
-    before = [part for part in parts if _shards(part, parts)]
+    sharded_before = [part for part in parts if _shards(part, parts)]
     tables = [table for part in parts for table in forward_hooks(part.module)]
-    saving = [getattr(inner, name) for inner in model.modules() for name in STATE_HOOKS] if parts else []
-    tables += saving
-    kept = [dict(table) for table in tables]
+    state_hooks = [getattr(inner, name) for inner in model.modules() for name in STATE_HOOKS] if parts else []
+    tables += state_hooks
+    saved = [dict(table) for table in tables]
     classes = [type(part.module) for part in parts]
     states = [{key: v for key, v in vars(part.module).items() if key.startswith(STATE_KEY)} for part in parts]
     try:
@@ -38,7 +38,7 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
             part.module.__class__ = part.original
             for key in state:
                 del vars(part.module)[key]
-        for table in saving:  # a copy of the model has no shards
+        for table in state_hooks:  # a copy of the model has no shards
             for key in [key for key, hook in table.items() if is_own_hook(hook)]:
                 del table[key]
         yield
@@ -46,57 +46,57 @@ def whole_weights(model: nn.Module) -> Iterator[None]:
         for part, kind, state in zip(parts, classes, states, strict=True):
             part.module.__class__ = kind
             vars(part.module).update(state)
-        for table, hooks in zip(tables, kept, strict=True):
+        for table, hooks in zip(tables, saved, strict=True):
             if list(table.items()) != list(hooks.items()):
                 table.clear()
                 table.update(hooks)
-        for part in before:
+        for part in sharded_before:
             part.module.reshard()
 
 
-def whole_tensors(given: Mapping[str, T]) -> dict[str, T]:
-    """Tensors gathered from the ranks that hold parts of them; all else as it is. Every rank calls it."""
-    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in given.items()}
+def whole_tensors(values: Mapping[str, T]) -> dict[str, T]:
+    """Gather sharded tensors, on all ranks; return other values unchanged."""
+    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in values.items()}
 
 
 class ShardedWeights(NamedTuple):
-    """What ranks hold parts of, and would hold whole after a gathering."""
+    """Weights sharded over ranks."""
 
     parts: list[ShardedModule]
     ranks: RankGroup
-    """Those that the weights are spread over."""
+    """Ranks over which the weights are sharded."""
     device: torch.device
     whole_bytes: int
-    """Bytes that gathering all weights would take, those that are whole already aside."""
+    """Bytes needed to gather all weights that are not gathered yet."""
     replicated: bool
-    """Whether other ranks hold the same parts."""
+    """Whether other ranks hold the same shards."""
 
 
 def sharded_weights(model: nn.Module) -> ShardedWeights | None:
-    """The weights that are spread over ranks now, all in the same way; None where there are no such."""
+    """Return the sharded weights, if all are sharded in the same way; otherwise None."""
     parts = idle_parts(model)
-    found = [(part, shard) for part in parts for shard in _shards(part, parts)]
-    axes = {(shard.device_mesh, tuple(shard.placements)) for _, shard in found}
-    if len({(mesh, tuple(one.is_shard() for one in kinds)) for mesh, kinds in axes}) != 1:
+    shards = [(part, shard) for part in parts for shard in _shards(part, parts)]
+    axes = {(shard.device_mesh, tuple(shard.placements)) for _, shard in shards}
+    if len({(mesh, tuple(placement.is_shard() for placement in kinds)) for mesh, kinds in axes}) != 1:
         return None
     mesh, kinds = next(iter(axes))
-    spread = [axis for axis, one in enumerate(kinds) if one.is_shard()]
-    if len(spread) != 1:  # tensor parallel, which is refused with its reason
+    sharded_axes = [axis for axis, placement in enumerate(kinds) if placement.is_shard()]
+    if len(sharded_axes) != 1:  # tensor parallel, which is refused with its reason
         return None
-    group = mesh.get_group(spread[0])
+    group = mesh.get_group(sharded_axes[0])
     on_gpu = mesh.device_type == "cuda"  # where they are gathered: shards may wait on the host
-    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else found[0][1].device
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else shards[0][1].device
     return ShardedWeights(
         parts,
         RankGroup(group),
         device,
-        sum(shard.numel() * (part.weight_dtype or shard.dtype).itemsize for part, shard in found),
+        sum(shard.numel() * (part.weight_dtype or shard.dtype).itemsize for part, shard in shards),
         mesh.size() > dist.get_world_size(group),
     )
 
 
 def idle_parts(model: nn.Module) -> list[ShardedModule]:
-    """The sharded modules of a model, outer ones first; refused in the middle of a pass."""
+    """Return the sharded modules of a model, outer modules first; raise during a pass."""
     parts = sharded_modules(model)
     if any(not part.idle for part in parts):
         raise UnsupportedModelError(
@@ -107,23 +107,23 @@ def idle_parts(model: nn.Module) -> list[ShardedModule]:
 
 
 def own_modules(module: nn.Module, parts: Sequence[ShardedModule]) -> list[nn.Module]:
-    """A sharded module and all inside of it that belong to no other sharded one."""
+    """Return a sharded module and its submodules that belong to no other sharded module."""
     nested = {id(part.module) for part in parts}
-    stack, own = [module], []
+    stack, modules = [module], []
     while stack:
-        own.append(stack.pop())
-        stack += [child for child in own[-1].children() if id(child) not in nested]
-    return own
+        modules.append(stack.pop())
+        stack += [child for child in modules[-1].children() if id(child) not in nested]
+    return modules
 
 
 def _shards(part: ShardedModule, parts: Sequence[ShardedModule]) -> list[Any]:
-    """The weights of a module itself that are spread over ranks now."""
+    """Return the sharded weights of a module, without nested sharded modules."""
     held = (parameter for inner in own_modules(part.module, parts) for parameter in parameter_table(inner).values())
     return list({id(parameter): parameter for parameter in held if hasattr(parameter, "placements")}.values())
 
 
 def _replace_hooks(part: ShardedModule) -> None:
-    """Casts in the place of hooks that gather, cast and drop; nothing where there is nothing to cast."""
+    """Replace hooks that gather, cast, and drop by hooks that only cast, if needed."""
 
     def cast_inputs(_: nn.Module, args: Any, kwargs: Any) -> Any:
         return cast((args, kwargs), part.input_dtype)
@@ -138,9 +138,9 @@ def _replace_hooks(part: ShardedModule) -> None:
 
 
 def replace_hook(table: dict[int, Any], hook: Callable[..., Any], new: Callable[..., Any] | None) -> int:
-    """Put a hook in the place of another one, or nothing; its key."""
-    for key, found in list(table.items()):
-        if found == hook:
+    """Replace or remove a hook; return its key."""
+    for key, existing in list(table.items()):
+        if existing == hook:
             if new is None:
                 del table[key]
             else:
@@ -153,7 +153,7 @@ def replace_hook(table: dict[int, Any], hook: Callable[..., Any], new: Callable[
 
 
 def cast(thing: Any, to: torch.dtype | None) -> Any:
-    """Floating point tensors in another type, as FSDP casts them; None leaves all as it is."""
+    """Cast floating-point tensors to a dtype, like FSDP; None does nothing."""
     if to is None:
         return thing
     return map_nested(Tensor, lambda t: t.to(to) if t.is_floating_point() else t, thing)

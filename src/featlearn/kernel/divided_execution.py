@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from featlearn.contraction.factors import Factors, Gradients, as_dense
 from featlearn.contraction.gram import Route, mirror
 from featlearn.contraction.kernel_sum import Kernels, KernelSum
-from featlearn.distributed.exchange import TensorKind, kinds, swapped
+from featlearn.distributed.exchange import TensorKind, kinds, swap_tensors
 from featlearn.distributed.same_directions import same_directions
 from featlearn.gradients.directions import OutputSelection
 from featlearn.kernel.divided_samples import DividedGradients, SampleShares, alike
@@ -215,7 +215,7 @@ class DividedExecution:
             expected = [TensorKind(shape, self._measurement.dtype, tuple(range(len(shape))))] * len(outgoing)
             with ranks.together():
                 sent = [block.contiguous() for block in outgoing]
-            found = swapped(ranks, {to: sent}, {source: expected}, self._measurement.device)[source]
+            found = swap_tensors(ranks, {to: sent}, {source: expected}, self._measurement.device)[source]
             for key, block in zip(total.kernels, found, strict=True):
                 turned = block.permute(1, 0, 3, 2) if self._directions.mode == "full" else block.mT
                 total.block(key, every, here, there).add_(turned.contiguous())
@@ -232,7 +232,7 @@ class DividedExecution:
             outgoing = [sliced.block(key, every, division.places(0, to)).contiguous() for key in sliced.kernels]
             found = outgoing
             if distance:
-                found = swapped(ranks, {to: outgoing}, {source: [kind] * len(outgoing)}, self._measurement.device)[
+                found = swap_tensors(ranks, {to: outgoing}, {source: [kind] * len(outgoing)}, self._measurement.device)[
                     source
                 ]
             for key, block in zip(sliced.kernels, found, strict=True):

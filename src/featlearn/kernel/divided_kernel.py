@@ -8,7 +8,7 @@ from torch import Tensor
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels, kernel_keys
 from featlearn.distributed.agreement import same_call, same_tensors, smallest_budget
-from featlearn.distributed.exchange import TensorKind, swapped
+from featlearn.distributed.exchange import TensorKind, swap_tensors
 from featlearn.distributed.group import RankGroup
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.gradients.directions import Outputs, OutputSelection, output_directions
@@ -126,7 +126,7 @@ def _by_output(rows: Tensor, division: SampleShares) -> Tensor:
         there = division.places(0, rank)
         shape = (own.stop - own.start, there.stop - there.start, columns)
         expected[rank] = [TensorKind(shape, rows.dtype, (0, 1, 2))]
-    found = swapped(ranks, outgoing, expected, rows.device)
+    found = swap_tensors(ranks, outgoing, expected, rows.device)
     return torch.cat([found[rank][0] if rank in found else rows[own] for rank in range(ranks.size)], 1)
 
 

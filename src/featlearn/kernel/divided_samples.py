@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from featlearn.contraction.factors import Dense, Factors, Gradients, as_dense, dense_slice
-from featlearn.distributed.exchange import Swap, TensorKind, contents, refilled, swapped
+from featlearn.distributed.exchange import Swap, TensorKind, contents, fill_gradients, swap_tensors
 from featlearn.distributed.group import RankGroup
 from featlearn.kernel.execution import sample_blocks
 
@@ -114,7 +114,7 @@ class DividedGradients:
 
         def received() -> Gradients | None:
             found = swap.received()[source]
-            return None if there is None else refilled(there, found, order)
+            return None if there is None else fill_gradients(there, found, order)
 
         return received
 
@@ -132,7 +132,7 @@ class DividedGradients:
         ]
         outgoing = {rank: [part] for rank, part in enumerate(parts) if part is not None and rank != mine}
         expected = {rank: [kind] for rank, kind in enumerate(kinds) if kind is not None and rank != mine}
-        found: dict[int, list[Tensor]] = swapped(ranks, outgoing, expected, device)
+        found: dict[int, list[Tensor]] = swap_tensors(ranks, outgoing, expected, device)
         if (own := parts[mine]) is not None:
             found[mine] = [own]
         return Dense(

@@ -68,7 +68,7 @@ def colors_used(maps: Sequence[Cells], palette: Palette) -> set[str]:
     return {palette.color(entry) for entry in values} | set(palette.words.values())
 
 
-def map_table(cells: Cells, links: Mapping[str, str], palette: Palette) -> Html:
+def map_table(cells: Cells, links: Mapping[str, str], colors: Palette) -> Html:
     """Build the table, with larger y further up."""
     order = list(range(cells.values.shape[0]))
     if cells.y is not None and cells.y.scale != "words":
@@ -77,7 +77,7 @@ def map_table(cells: Cells, links: Mapping[str, str], palette: Palette) -> Html:
         tag(
             "tr",
             tag("th", text("" if cells.y is None else cells.y.labels[row]), scope="row"),
-            *(_cell(cells, (row, column), links, palette) for column in range(len(cells.x.values))),
+            *(_cell(cells, (row, column), links, colors) for column in range(len(cells.x.values))),
         )
         for row in order
     ]
@@ -88,22 +88,22 @@ def map_table(cells: Cells, links: Mapping[str, str], palette: Palette) -> Html:
     return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
 
-def key(maps: Sequence[Cells], palette: Palette) -> Html:
+def key(maps: Sequence[Cells], colors: Palette) -> Html:
     """Build the legend."""
     parts = [
-        tag("li", tag("span", class_=f"patch {_class(color)}"), text(word)) for word, color in palette.words.items()
+        tag("li", tag("span", class_=f"patch {_class(color)}"), text(word)) for word, color in colors.words.items()
     ]
-    if not palette.words and palette.high > palette.low:
-        scale = " (logarithmic)" if palette.logarithmic else ""
+    if not colors.words and colors.high > colors.low:
+        scale = " (logarithmic)" if colors.logarithmic else ""
         parts.append(
-            tag("li", text(written(palette.low)), tag("span", class_="bar one"), text(written(palette.high) + scale))
+            tag("li", text(written(colors.low)), tag("span", class_="bar one"), text(written(colors.high) + scale))
         )
     if any(numpy.any(cells.failed) for cells in maps):
         parts.append(tag("li", tag("span", class_="patch failed"), text("failed")))
     return tag("ul", *parts, class_="key") if parts else Html("")
 
 
-def _cell(cells: Cells, index: tuple[int, int], links: Mapping[str, str], palette: Palette) -> Html:
+def _cell(cells: Cells, index: tuple[int, int], links: Mapping[str, str], colors: Palette) -> Html:
     ids, value, count = cells.points[index], cells.values[index], int(cells.count[index])
     if not ids:
         return tag("td", class_="missing")
@@ -115,7 +115,7 @@ def _cell(cells: Cells, index: tuple[int, int], links: Mapping[str, str], palett
         shown, spread = (value, "") if isinstance(value, str) else (f"{value:.3g}", _spread(cells, index))
         if isinstance(value, str) and cells.spread[index] > 0:
             spread = f"{round(count * (1 - cells.spread[index]))} of {count}"
-        style = _class(palette.color(value))
+        style = _class(colors.color(value))
     else:
         failed = bool(cells.failed[index])
         shown, spread, style = ("failed", "", "failed") if failed else ("–", "", "missing")

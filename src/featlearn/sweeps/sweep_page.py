@@ -173,10 +173,7 @@ def _map_sections(maps: Sequence[Maps]) -> Html:
         return tag("section", tag("h2", "Maps"), tag("p", "The points differ in no setting."), id="maps")
     first, *rest = maps
     opened = titled("maps", f"Map of {first.name}", tag("p", text(_HOW), class_="note"), first.html, folded=False)
-    return Html(
-        opened
-        + "".join(titled(f"map-{i}", f"Map of {value_maps.name}", value_maps.html) for i, value_maps in enumerate(rest))
-    )
+    return Html(opened + "".join(titled(f"map-{i}", f"Map of {item.name}", item.html) for i, item in enumerate(rest)))
 
 
 _HOW = "A cell opens the report of its point, or its row in the table below if it has no run."

@@ -66,36 +66,36 @@ def checked_time_axis(value: Any, name: str = "times", *, infinite: bool = False
 
 
 def checked_count(value: Any, name: str, least: int = 1, most: int | None = None, *, hint: str = "") -> int:
-    """A number of things: an integer of Python or numpy from `least` to `most`."""
+    """Return a number of things: an integer of Python or numpy from `least` to `most`."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or value < least or (most is not None and value > most):
-        wanted = f">= {least}" if most is None else f"from {least} to {most}"
-        raise InputValueError(f"{name}={value!r}, expected an integer {wanted}{hint and f'; {hint}'}")
+        range_text = f">= {least}" if most is None else f"from {least} to {most}"
+        raise InputValueError(f"{name}={value!r}, expected an integer {range_text}{hint and f'; {hint}'}")
     return int(value)
 
 
 def checked_rows(value: Any, name: str = "X", columns: int | None = None) -> Tensor:
-    """A finite matrix in double, one row per sample; `columns` fixes its second axis."""
+    """Return a finite matrix in double, one row per sample; `columns` fixes its second axis."""
     rows = checked_finite(value, name)
     if rows.dim() != 2 or 0 in rows.shape or (columns is not None and rows.shape[1] != columns):
-        wanted = "(samples, features)" if columns is None else f"(samples, {columns})"
+        shape = "(samples, features)" if columns is None else f"(samples, {columns})"
         raise InputValueError(
-            f"{name} has shape {tuple(rows.shape)}, expected {wanted}, one row per sample; transpose or flatten it"
+            f"{name} has shape {tuple(rows.shape)}, expected {shape}, one row per sample; transpose or flatten it"
         )
     return rows
 
 
 def checked_vector(value: Any, name: str, length: int | None = None) -> Tensor:
-    """A finite vector in double, of the given length."""
+    """Return a finite vector in double, of the given length."""
     vector = checked_finite(value, name)
     if vector.dim() != 1 or len(vector) == 0 or (length is not None and len(vector) != length):
-        wanted = "one axis" if length is None else f"({length},)"
-        raise InputValueError(f"{name} has shape {tuple(vector.shape)}, expected {wanted}; one vector at a time")
+        shape = "one axis" if length is None else f"({length},)"
+        raise InputValueError(f"{name} has shape {tuple(vector.shape)}, expected {shape}; one vector at a time")
     return vector
 
 
 def checked_generator(value: Any, seed: int = _SEED) -> torch.Generator:
-    """The generator given, or one that makes the same draws at every call and touches no other.
+    """Return the generator given, or one that makes the same draws at every call and touches no other.
 
     The default seed is not 0 or another that data are made with: weights drawn from the numbers of the data are not
     independent of them.
@@ -110,11 +110,11 @@ def checked_generator(value: Any, seed: int = _SEED) -> torch.Generator:
 
 
 def _checked(value: Any, name: str, kind: str, **bounds: Unpack[Bounds]) -> Tensor:
-    given = _tensor(value)
-    if given is None:
+    tensor = _tensor(value)
+    if tensor is None:
         way = "; pass one, a list, an array or a tensor of them" if kind == "numbers" else ""
         raise InputTypeError(f"{name} is {type(value).__name__}, {_expected(kind, **bounds)}{way}")
-    numbers = checked_tensor(given, name)
+    numbers = checked_tensor(tensor, name)
     wrong = numbers.isnan() if bounds.get("infinite") else ~numbers.isfinite()
     if (above := bounds.get("above")) is not None:
         wrong |= numbers <= above
@@ -140,11 +140,11 @@ def _tensor(value: Any) -> Tensor | None:
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return None
     if all(map(_is_number, value)):
-        return torch.tensor([float(each) for each in value], dtype=torch.float64)
-    parts = [_tensor(each) for each in value]
-    kept = [part.double() for part in parts if part is not None]
-    same = len(kept) == len(parts) and len({part.shape for part in kept}) == 1
-    return torch.stack([part.to(kept[0].device) for part in kept]) if same else None
+        return torch.tensor([float(item) for item in value], dtype=torch.float64)
+    parts = [_tensor(item) for item in value]
+    tensors = [part.double() for part in parts if part is not None]
+    equal_shapes = len(tensors) == len(parts) and len({part.shape for part in tensors}) == 1
+    return torch.stack([part.to(tensors[0].device) for part in tensors]) if equal_shapes else None
 
 
 def _is_number(value: Any) -> bool:
@@ -154,6 +154,6 @@ def _is_number(value: Any) -> bool:
 def _expected(kind: str, **bounds: Unpack[Bounds]) -> str:
     signs = {"above": ">", "least": ">=", "most": "<="}
     limits = [f"{sign} {bound:g}" for key, sign in signs.items() if isinstance(bound := bounds.get(key), float | int)]
-    wanted = kind if bounds.get("infinite") else kind.replace("number", "finite number")
+    kind_text = kind if bounds.get("infinite") else kind.replace("number", "finite number")
     hint = bounds.get("hint", "")
-    return f"expected {' '.join([wanted, ' and '.join(limits)]).strip()}{hint and f'; {hint}'}"
+    return f"expected {' '.join([kind_text, ' and '.join(limits)]).strip()}{hint and f'; {hint}'}"

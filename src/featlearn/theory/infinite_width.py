@@ -130,21 +130,21 @@ def _half_squares(left: Tensor, right: Tensor) -> Tensor:
     middle = left.mean(0)  # inputs often share a large part, which no difference needs
     a, b = left - middle, right - middle
     squares = a.square().sum(1)[:, None] / 2 + b.square().sum(1) / 2
-    found = squares - a @ b.T
-    pairs = (found < NEAR * squares).nonzero()
+    distances = squares - a @ b.T
+    pairs = (distances < NEAR * squares).nonzero()
     for few in pairs.split(max(1, CHUNK_NUMBERS // left.shape[1])):
         i, j = few.unbind(1)
-        found[i, j] = (left[i] - right[j]).square().sum(1) / 2
-    return found
+        distances[i, j] = (left[i] - right[j]).square().sum(1) / 2
+    return distances
 
 
 def _bend(angle: Tensor) -> Tensor:
     """(sin t - t cos t) / pi, from 0 at t = 0 to 1 at t = pi."""
-    found = torch.sin(angle) - angle * torch.cos(angle)
+    bend = torch.sin(angle) - angle * torch.cos(angle)
     near = angle < 0.05
     t = angle[near]
-    found[near] = t**3 / 3 - t**5 / 30 + t**7 / 840 - t**9 / 45360
-    return found / math.pi
+    bend[near] = t**3 / 3 - t**5 / 30 + t**7 / 840 - t**9 / 45360
+    return bend / math.pi
 
 
 def _relu(layer: _LayerKernel, variance: float) -> tuple[_LayerKernel, Tensor]:

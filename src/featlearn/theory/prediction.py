@@ -52,15 +52,15 @@ class Prediction(ABC):
         """
         predicted = self.curves()
         points = _points(measured)
-        chosen = list(names) if names is not None else [n for n in predicted if not points or n in points]
-        unknown = [name for name in chosen if name not in predicted]
-        if unknown or not chosen:
-            given = ", ".join(unknown) or f"measured curves {', '.join(points)}"
-            raise InputValueError(f"no prediction for {given}, expected some of {', '.join(predicted)}")
-        axes = _axes(len(chosen)) if axes is None else list(axes) if isinstance(axes, Sequence) else [axes]
-        if len(axes) != len(chosen):
-            raise InputValueError(f"got {len(axes)} axes for {len(chosen)} curves, expected one for each")
-        for name, ax in zip(chosen, axes, strict=True):
+        curve_names = list(names) if names is not None else [n for n in predicted if not points or n in points]
+        unknown = [name for name in curve_names if name not in predicted]
+        if unknown or not curve_names:
+            missing = ", ".join(unknown) or f"measured curves {', '.join(points)}"
+            raise InputValueError(f"no prediction for {missing}, expected some of {', '.join(predicted)}")
+        axes = _axes(len(curve_names)) if axes is None else list(axes) if isinstance(axes, Sequence) else [axes]
+        if len(axes) != len(curve_names):
+            raise InputValueError(f"got {len(axes)} axes for {len(curve_names)} curves, expected one for each")
+        for name, ax in zip(curve_names, axes, strict=True):
             ax.plot(self.times.tolist(), predicted[name].tolist(), color="#0072B2", label="theory")
             if name in points:
                 times, values = points[name]
@@ -77,15 +77,15 @@ def _points(measured: Any) -> dict[str, tuple[list[float], list[float]]]:
     if isinstance(measured, Prediction):
         times = measured.times.tolist()
         return {name: (times, values.tolist()) for name, values in measured.curves().items()}
-    found = measured if isinstance(measured, Mapping) else getattr(measured, "curves", lambda: None)()
-    if not isinstance(found, Mapping):
+    curves = measured if isinstance(measured, Mapping) else getattr(measured, "curves", lambda: None)()
+    if not isinstance(curves, Mapping):
         raise InputTypeError(
             f"measured is {type(measured).__name__}, expected name -> (times, values), or something with curves()"
         )
-    for name, curve in found.items():
+    for name, curve in curves.items():
         if not isinstance(curve, tuple | list) or len(curve) != 2 or len(curve[0]) != len(curve[1]):
             raise InputValueError(f"measured[{name!r}] is no pair of equal length, expected (times, values)")
-    return {name: ([float(t) for t in times], [float(v) for v in values]) for name, (times, values) in found.items()}
+    return {name: ([float(t) for t in times], [float(v) for v in values]) for name, (times, values) in curves.items()}
 
 
 def _axes(count: int) -> list[Any]:

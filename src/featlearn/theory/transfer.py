@@ -175,11 +175,13 @@ def _curve(P: Tensor, values: Tensor, counts: Tensor, power: Tensor, ridge: Tens
     share = P * (counts * learned.square()).sum(-1)
     # 1 - g with the equation for kappa put in: a sum of positive terms
     rank = (counts * positive).sum(-1)
-    kept = (counts * left * learned).sum(-1) + torch.where(kappa > 0, ridge / torch.where(kappa > 0, kappa, 1.0), 0.0)
+    remaining = (counts * left * learned).sum(-1) + torch.where(
+        kappa > 0, ridge / torch.where(kappa > 0, kappa, 1.0), 0.0
+    )
     unspent = torch.where(P > 0, (P - rank) / torch.where(P > 0, P, 1.0), 1.0).clamp_min(0.0)
-    kept = torch.where((kappa == 0) & (rank > 0), unspent, torch.where(kappa == 0, 1.0, kept))
+    remaining = torch.where((kappa == 0) & (rank > 0), unspent, torch.where(kappa == 0, 1.0, remaining))
     wrong = (power * left.square()).sum(-1) + noise * share
-    error = torch.where(wrong == 0, 0.0, wrong / kept)
+    error = torch.where(wrong == 0, 0.0, wrong / remaining)
     return LearningCurve(P, error, kappa, share)
 
 
@@ -197,7 +199,7 @@ def _effective_ridge(P: Tensor, values: Tensor, counts: Tensor, ridge: Tensor) -
     safe = torch.where(P > 0, P, 1.0)
 
     def excess(kappa: Tensor) -> Tensor:
-        """The right side divided by kappa, less 1: two forms, each with the digits that the other loses."""
+        """Return the right side divided by kappa, less 1: two forms, each with the digits that the other loses."""
         below = values * P[..., None] + kappa[..., None]
         few = (counts * values / below).sum(-1) - 1
         many = (rank - P) / safe - (counts * (values > 0) * kappa[..., None] / below).sum(-1) / safe
@@ -223,7 +225,7 @@ def simulate(
     draws: int = 100,
     generator: torch.Generator | None = None,
 ) -> Estimate:
-    """The same error from kernel ridge regressions on `draws` random training sets, as an `fl.Estimate`.
+    """Return the same error from kernel ridge regressions on `draws` random training sets, as an `fl.Estimate`.
 
     A check of Atanasov et al. 2022, App. F, that shares nothing with its formula. The eigenfunctions are M independent
     standard normal features x_k, the kernel sum_k lambda_k x_k x'_k, the target sum_k a_k x_k plus normal noise; the

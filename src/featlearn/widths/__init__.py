@@ -1,6 +1,6 @@
-"""What `fl.width_check` does: networks of several widths, and the powers of the width by which they scale.
+"""Width checks: train networks of several widths, and fit how sizes scale with the width.
 
-A `WidthCheck` is what comes back; `TABLES` are the powers of the known parametrizations.
+`WidthCheck` is the result of `fl.width_check`; `TABLES` has the powers of known parametrizations.
 """
 
 from featlearn.widths.scaling import LayerScaling, Problem, WidthCheck

@@ -1,4 +1,4 @@
-"""Logits of attention, wherever they are computed: fused, or as a product of matrices and a softmax."""
+"""Record attention logits, computed by fused kernels or by a matrix product and a softmax."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,57 +11,57 @@ from torch import Tensor, nn
 from featlearn.torch_internals import DispatchMode
 
 MASKED = -1e4
-"""Logits below are those of masked positions."""
+"""Logits below this value belong to masked positions."""
 
 
 @dataclass(frozen=True)
 class Logits:
-    """The logits of one attention layer."""
+    """Logits of an attention layer."""
 
     size: float
     """root mean square over unmasked positions"""
     queries: float
     keys: float
-    """root mean squares of what they are products of"""
+    """root mean squares of queries and keys"""
     head: int
-    """numbers in one query"""
+    """size of a query"""
     values: Tensor
     scale: float | None = None
-    """what their product is multiplied by, where it is known"""
+    """factor of the product, if known"""
 
 
 @contextmanager
-def attention_noted(model: nn.Module) -> Iterator[dict[str, Logits]]:
-    """Note the attention logits of a forward pass inside, by the module that computes them."""
-    found: dict[str, Logits] = {}
-    running: list[str] = []
+def record_attention(model: nn.Module) -> Iterator[dict[str, Logits]]:
+    """Record the attention logits of a forward pass inside, by module name."""
+    logits: dict[str, Logits] = {}
+    module_stack: list[str] = []
     handles = []
     for name, module in model.named_modules():
         if any(p.requires_grad for p in module.parameters()):
-            handles.append(module.register_forward_pre_hook(partial(_enter, running, name)))
-            handles.append(module.register_forward_hook(partial(_leave, running)))
+            handles.append(module.register_forward_pre_hook(partial(_enter, module_stack, name)))
+            handles.append(module.register_forward_hook(partial(_leave, module_stack)))
     try:
-        with _Mode(found, running):
-            yield found
+        with _RecordAttention(logits, module_stack):
+            yield logits
     finally:
         for handle in handles:
             handle.remove()
 
 
-def _enter(running: list[str], name: str, *_: Any) -> None:
-    running.append(name)
+def _enter(module_stack: list[str], name: str, *_: Any) -> None:
+    module_stack.append(name)
 
 
-def _leave(running: list[str], *_: Any) -> None:
-    running.pop()
+def _leave(module_stack: list[str], *_: Any) -> None:
+    module_stack.pop()
 
 
-class _Mode(DispatchMode):
-    """Sees every operation that is computed."""
+class _RecordAttention(DispatchMode):
+    """Dispatch mode that records attention logits."""
 
-    def __init__(self, found: dict[str, Logits], running: list[str]) -> None:
+    def __init__(self, logits: dict[str, Logits], module_stack: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found, self.running = found, running
+        self.logits, self.module_stack = logits, module_stack
         self._product: tuple[Tensor, Tensor] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,19 +73,21 @@ class _Mode(DispatchMode):
             if key.shape[1] != query.shape[1]:  # grouped queries
                 key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
             scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
-            self._note(query @ key.transpose(-1, -2) * scale, query, key, scale)
+            self._record(query @ key.transpose(-1, -2) * scale, query, key, scale)
         elif name == "bmm":
             self._product = (args[0].detach(), args[1].detach().transpose(-1, -2))
         elif name.removeprefix("_") in ("softmax", "safe_softmax") and args[0].dim() >= 3 and self._product is not None:
-            self._note(args[0].detach(), *self._product)
+            self._record(args[0].detach(), *self._product)
             self._product = None
         return func(*args, **kwargs)
 
-    def _note(self, scores: Tensor, query: Tensor, key: Tensor, scale: float | None = None) -> None:
-        place = self.running[-1] if self.running else ""
-        kept = scores.masked_select(scores > MASKED)
-        if kept.numel():
-            self.found[place] = Logits(_rms(kept), _rms(query), _rms(key), int(query.shape[-1]), scores.clone(), scale)
+    def _record(self, scores: Tensor, query: Tensor, key: Tensor, scale: float | None = None) -> None:
+        module = self.module_stack[-1] if self.module_stack else ""
+        unmasked = scores.masked_select(scores > MASKED)
+        if unmasked.numel():
+            self.logits[module] = Logits(
+                _rms(unmasked), _rms(query), _rms(key), int(query.shape[-1]), scores.clone(), scale
+            )
 
 
 def _rms(values: Tensor) -> float:

@@ -9,7 +9,7 @@ from featlearn.network.inputs import Inputs, map_tensors, read_output
 
 
 def call_model(model: nn.Module, x: Inputs) -> Tensor:
-    """The output of a network, or its logits."""
+    """Return the output of a network, or its logits."""
     x = map_tensors(x, lambda tensor: tensor.detach().clone())
     raw = model(*x) if isinstance(x, tuple) else model(**x) if isinstance(x, Mapping) else model(x)
     output: Tensor = read_output(raw, x, None)
@@ -18,7 +18,7 @@ def call_model(model: nn.Module, x: Inputs) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, as far as the model was in train mode."""
+    """Set eval mode inside, and restore the modes afterwards."""
     before = [(module, module.training) for module in model.modules()]
     try:
         model.eval()

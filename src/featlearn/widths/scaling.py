@@ -1,4 +1,4 @@
-"""What a width check found: powers of the width, the scheme, the phase, and which layer is off."""
+"""Result of a width check: powers of the width, scheme, phase, and problems."""
 
 import json
 import math
@@ -27,7 +27,7 @@ COLUMNS = {
     "update": "update",
     "kernel_motion": "kernel",
 }
-"""Exponents of a layer that are printed -> heads."""
+"""Printed exponents of a layer -> column heads."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Problem:
     """A parameter that does not follow the scheme."""
 
     parameter: str
-    """its name; the module of an attention, "all" where rates are off together"""
+    """name of the parameter or attention module, or "all" if all rates deviate"""
     layer: str
     quantity: str
     """"initial scale", "multiplier", "learning rate", "attention scale" or "all learning rates\""""
     power: Estimate
-    """the power of the width by which it is too large; negative where it is too small"""
+    """power of the width by which it is too large; negative if too small"""
     advice: str
 
     def __str__(self) -> str:
@@ -52,11 +52,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class LayerScaling:
-    """How one layer scales with the width."""
+    """Scaling of a layer with the width."""
 
     name: str
     kind: str
-    """"input", "hidden", "output", "vector" or "finite", by which sides of its weight grow with the width"""
+    """"input", "hidden", "output", "vector" or "finite", by the sides of its weight that grow with the width"""
     parameter: str
     """its weight"""
     exponents: Mapping[str, Estimate]
@@ -69,18 +69,18 @@ class LayerScaling:
     sizes: Mapping[str, Tensor]
     """what the powers are fitted to, (widths, seeds)"""
     others: Mapping[str, Estimate]
-    """rates of its further parameters, biases for example"""
+    """rates of its other parameters, such as biases"""
     tied: bool = False
 
 
 @dataclass(frozen=True)
 class WidthCheck:
-    """How a network scales with its width; `str()` says it in words, `plot()` draws it."""
+    """Scaling of a network with its width; `str()` gives a summary, `plot()` a figure."""
 
     scheme: str
     """"standard", "ntk", "mean_field", "mup" or "other\""""
     nearest: str
-    """the scheme that powers are compared with; that of `scheme`, unless most layers deviate from it"""
+    """the nearest scheme, with which powers are compared; equal to `scheme` unless that is "other\""""
     phase: Phase
     """of `theory.phases`: learning, kernel, frozen or unstable"""
     layers: Mapping[str, LayerScaling]
@@ -92,7 +92,7 @@ class WidthCheck:
     """what the powers of the network are fitted to, (widths, seeds)"""
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
-    """known cases, and what could not be told"""
+    """special cases and limitations"""
     widths: tuple[int, ...]
     seeds: int
     steps: int
@@ -100,59 +100,59 @@ class WidthCheck:
     """"proportional" to the gradient, or "normalized\""""
 
     def __str__(self) -> str:
-        near = f"; the nearest is {self.nearest}" if self.scheme == "other" else ""
-        head = f"scheme: {self.scheme}, {WORDS[self.scheme]}{near}"
+        nearest_text = f"; the nearest is {self.nearest}" if self.scheme == "other" else ""
+        head = f"scheme: {self.scheme}, {WORDS[self.scheme]}{nearest_text}"
         lines = [head, f"phase: {self.phase.value}: {PHASES[self.phase]}"]
         lines += [f"problems: {len(self.problems) or 'none'}", *(f"  - {line}" for line in _group_lines(self.problems))]
         lines += ["powers of the width, with standard errors:", *_table(self.layers)]
-        told = ", ".join(f"{name.replace('_', ' ')} {signed(one)}" for name, one in self.network.items())
-        lines.append(f"  network: {told}")
-        for name, one in self.attention.items():
+        network_text = ", ".join(f"{name.replace('_', ' ')} {signed(entry)}" for name, entry in self.network.items())
+        lines.append(f"  network: {network_text}")
+        for name, entry in self.attention.items():
             lines.append(
-                f"  attention {name}: scale {signed(one['scale'])}, logits {signed(one['logits'])}, "
-                f"their change {signed(one['change'])}"
+                f"  attention {name}: scale {signed(entry['scale'])}, logits {signed(entry['logits'])}, "
+                f"their change {signed(entry['change'])}"
             )
         lines += [f"note: {note}" for note in self.notes]
-        shown = ", ".join(map(str, self.widths))
+        widths_text = ", ".join(map(str, self.widths))
         lines.append(
-            f"({shown}; {self.seeds} seed{'s' * (self.seeds != 1)}, {self.steps} steps, updates {self.update})"
+            f"({widths_text}; {self.seeds} seed{'s' * (self.seeds != 1)}, {self.steps} steps, updates {self.update})"
         )
         return "\n".join(_wrap(line) for line in lines)
 
     def plot(self) -> Any:
-        """Sizes over the width, one panel a layer, with fitted lines and their powers; returns the figure."""
+        """Plot sizes over the width, with a panel per layer, fitted lines, and powers; return the figure."""
         from featlearn.widths.size_figure import draw
 
         return draw(self)
 
     def to_json(self) -> str:
-        """One JSON document; nan becomes null."""
+        """Return a JSON document; nan becomes null."""
         return json.dumps(self.entries, indent=1, allow_nan=False)
 
     @property
     def entries(self) -> dict[str, Any]:
-        """What `to_json` writes."""
+        """Content of `to_json`."""
         layers = {
             name: {
-                "kind": one.kind,
-                "parameter": one.parameter,
-                "exponents": _plain(one.exponents),
-                "expected": {key: _number(value) for key, value in one.expected.items()},
-                "others": _plain(one.others),
-                "tied": one.tied,
+                "kind": item.kind,
+                "parameter": item.parameter,
+                "exponents": _plain(item.exponents),
+                "expected": {key: _number(value) for key, value in item.expected.items()},
+                "others": _plain(item.others),
+                "tied": item.tied,
             }
-            for name, one in self.layers.items()
+            for name, item in self.layers.items()
         }
         problems = [
             {
-                "parameter": one.parameter,
-                "layer": one.layer,
-                "quantity": one.quantity,
-                "power": float(one.power),
-                "stderr": _number(float(one.power.stderr)),
-                "advice": one.advice,
+                "parameter": item.parameter,
+                "layer": item.layer,
+                "quantity": item.quantity,
+                "power": float(item.power),
+                "stderr": _number(float(item.power.stderr)),
+                "advice": item.advice,
             }
-            for one in self.problems
+            for item in self.problems
         ]
         return {
             "scheme": self.scheme,
@@ -162,7 +162,7 @@ class WidthCheck:
             "notes": list(self.notes),
             "network": _plain(self.network),
             "layers": layers,
-            "attention": {name: _plain(one) for name, one in self.attention.items()},
+            "attention": {name: _plain(item) for name, item in self.attention.items()},
             "widths": list(self.widths),
             "seeds": self.seeds,
             "steps": self.steps,
@@ -171,28 +171,28 @@ class WidthCheck:
 
 
 def signed(power: Estimate) -> str:
-    """A power with its sign and error, or a dash."""
+    """Format a power with sign and error, or a dash."""
     value, error = float(power), float(power.stderr)
     if math.isnan(value):
         return "-"
-    told = f"{round(value, 2) + 0.0:+.2f}"  # no negative zero
-    return told if math.isnan(error) else f"{told} ± {error:.2f}"
+    text = f"{round(value, 2) + 0.0:+.2f}"  # no negative zero
+    return text if math.isnan(error) else f"{text} ± {error:.2f}"
 
 
 def _group_lines(problems: tuple[Problem, ...]) -> list[str]:
-    """One line for problems of many layers that are the same."""
+    """Return lines of problems, grouping equal problems of many layers."""
     groups: dict[tuple[str, float, str], list[Problem]] = {}
-    for one in problems:
-        groups.setdefault((one.quantity, round(2 * float(one.power)) / 2, one.advice), []).append(one)
+    for problem in problems:
+        groups.setdefault((problem.quantity, round(2 * float(problem.power)) / 2, problem.advice), []).append(problem)
     lines = []
-    for (quantity, power, advice), some in groups.items():
-        if len(some) < 3:
-            lines += [str(one) for one in some]
+    for (quantity, power, advice), group in groups.items():
+        if len(group) < 3:
+            lines += [str(problem) for problem in group]
         else:
             word = "too large" if power > 0 else "too small"
-            names = ", ".join(one.parameter for one in some)
+            names = ", ".join(problem.parameter for problem in group)
             lines.append(
-                f"{len(some)} parameters: {quantity} is {word}, by the power {power:+g} of the width; {advice}"
+                f"{len(group)} parameters: {quantity} is {word}, by the power {power:+g} of the width; {advice}"
                 f" ({names})"
             )
     return lines
@@ -200,14 +200,14 @@ def _group_lines(problems: tuple[Problem, ...]) -> list[str]:
 
 def _table(layers: Mapping[str, LayerScaling]) -> list[str]:
     rows = [["layer", "kind", *COLUMNS.values()]]
-    for name, one in layers.items():
-        rows.append([name or "(network)", one.kind, *(signed(one.exponents[key]) for key in COLUMNS)])
+    for name, layer in layers.items():
+        rows.append([name or "(network)", layer.kind, *(signed(layer.exponents[key]) for key in COLUMNS)])
     size = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, size, strict=True)).rstrip() for row in rows]
 
 
 def _wrap(line: str) -> str:
-    """Long sentences within 100 columns; tables as they are."""
+    """Wrap sentences to 100 columns, but not tables."""
     if "  " in line.strip():
         return line
     indent = " " * (len(line) - len(line.lstrip()) + 2)
@@ -219,4 +219,4 @@ def _number(value: float) -> float | None:
 
 
 def _plain(powers: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {name: {"value": _number(float(one)), "stderr": _number(float(one.stderr))} for name, one in powers.items()}
+    return {name: {"value": _number(float(p)), "stderr": _number(float(p.stderr))} for name, p in powers.items()}

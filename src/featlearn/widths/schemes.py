@@ -1,10 +1,10 @@
-"""Parametrizations, as powers of the width of every kind of weight; which of them a network follows.
+"""Parametrizations as powers of the width of every kind of weight, and the match of a network.
 
-A scheme draws weights, multiplies what they give, and sets learning rates, each as a power of the width n (Yang & Hu
-2021). In function space two powers of each weight remain, whatever the multipliers:
+A scheme sets initial scales, multipliers, and learning rates as powers of the width n (Yang & Hu 2021). In function
+space, two powers per weight remain for any multipliers:
 
-- the gain: the size of what the weight gives for random inputs of size one, multipliers included;
-- the rate: by which power its first update moves what the weight gives, along the gradient, for inputs and, if the
+- the gain: the size of the weight's output for random inputs of size one, including multipliers;
+- the rate: the power by which its first update moves the weight's output along the gradient, for inputs and, if the
   update is proportional to the gradient, gradients of size one. For SGD that is lr m^2 |h|^2, for Adam lr m |h|, with
   multiplier m and |h|^2 = n where the inputs of the weight grow.
 """
@@ -15,29 +15,28 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Update = Literal["proportional", "normalized"]
-"""Whether twice the loss makes twice the update (SGD, momentum), or the same (Adam and most others)."""
+"""Whether doubling the loss doubles the update (SGD, momentum), or leaves it unchanged (Adam and most others)."""
 Kind = Literal["input", "hidden", "output", "vector", "finite"]
-"""Which of inputs and outputs of a weight grow with the width: the outputs, both, the inputs; or it is a vector that
-grows (bias, gain of a norm), or nothing of it grows."""
+"""Sides of a weight that grow with the width: outputs, both, inputs; or a growing vector (bias, gain), or none."""
 
 
 MATRICES = ("input", "hidden", "output")
-"""Kinds that decide the scheme."""
+"""Kinds that determine the scheme."""
 
 
 @dataclass(frozen=True)
 class ScalingScheme:
-    """One parametrization under one kind of update."""
+    """A parametrization for a kind of update."""
 
     name: str
     readout_gain: float
-    """power of the output at the start; all other gains are 0"""
+    """power of the initial output; all other gains are 0"""
     rates: dict[str, float]
     """by kind"""
     shifts: tuple[float, ...] = (0.0,)
     """common powers of all rates that belong to the scheme"""
     readout_weight: float | None = None
-    """power of the spectral norm of the readout as it is stored; 1/2 for entries of order one"""
+    """power of the spectral norm of the stored readout weight; 1/2 for entries of order one"""
     hidden_weight: float | None = None
     """the same for hidden weights"""
 
@@ -81,34 +80,34 @@ TOLERANCE = 0.25
 
 @dataclass(frozen=True)
 class WeightPowers:
-    """What decides the scheme, of one weight."""
+    """Powers of a weight that determine the scheme."""
 
     parameter: str
     kind: str
     gain: float
-    """nan where it is not known, as of weights that start at zero"""
+    """nan if unknown, as for weights that start at zero"""
     gain_error: float
     rate: float
     rate_error: float
     weight: float
-    """power of its spectral norm as it is stored"""
+    """power of the spectral norm of the stored weight"""
     tied: bool = False
 
 
 @dataclass(frozen=True)
 class Match:
-    """A scheme, and how well a network follows it."""
+    """A scheme, and the deviation of a network from it."""
 
     scheme: ScalingScheme
     shift: float
     """power by which all rates differ from the table"""
     cost: float
     deviating: int
-    """weights of which gain or rate is another"""
+    """number of weights with another gain or rate"""
 
 
 def off(value: float, expected: float, error: float) -> float:
-    """By which power a value is off; 0 where it is not, or is not known."""
+    """Return the deviation of a power; 0 if it is insignificant or unknown."""
     if math.isnan(value) or math.isnan(expected):
         return 0.0
     margin = max(TOLERANCE, 0.0 if math.isnan(error) else 3 * error)
@@ -116,30 +115,30 @@ def off(value: float, expected: float, error: float) -> float:
 
 
 def expected_gain(scheme: ScalingScheme, weight: WeightPowers) -> float:
-    """The gain of a weight; a tied one without a multiplier behind the readout fits one of its two uses only."""
+    """Return the gain of a weight; nan for tied weights, which fit only one of their uses without a multiplier."""
     if weight.tied and scheme.name in ("standard", "ntk"):
         return math.nan
     return scheme.readout_gain if weight.kind == "output" else 0.0
 
 
 def nearest(weights: Sequence[WeightPowers], update: Update) -> Match:
-    """The scheme with the fewest deviations among weights that are matrices."""
-    judged = [one for one in weights if one.kind in MATRICES]
+    """Return the scheme with the fewest deviations of matrices."""
+    matrices = [match for match in weights if match.kind in MATRICES]
     options = [
-        _match(judged, scheme, shift) for scheme in TABLES[update] for shift in (0.0, -0.5, -1.0, 0.5, 1.0, -1.5, 1.5)
+        _match(matrices, scheme, shift) for scheme in TABLES[update] for shift in (0.0, -0.5, -1.0, 0.5, 1.0, -1.5, 1.5)
     ]
-    return min(options, key=lambda one: one.cost)
+    return min(options, key=lambda match: match.cost)
 
 
 def _match(weights: Sequence[WeightPowers], scheme: ScalingScheme, shift: float) -> Match:
     cost, deviating, total = 0.0, 0, 0.0
-    for one in weights:
-        gain = off(one.gain, expected_gain(scheme, one), one.gain_error)
-        rate = off(one.rate, scheme.rates[one.kind] + shift, one.rate_error)
-        # a wrong multiplier changes both: one cause
+    for weight in weights:
+        gain = off(weight.gain, expected_gain(scheme, weight), weight.gain_error)
+        rate = off(weight.rate, scheme.rates[weight.kind] + shift, weight.rate_error)
+        # a wrong multiplier changes both
         cost += 1.2 if gain and rate else 1.0 if gain else 0.9 if rate else 0.0
         deviating += bool(gain or rate)
-        total += abs(one.rate - scheme.rates[one.kind] - shift) if one.rate == one.rate else 0.0
+        total += abs(weight.rate - scheme.rates[weight.kind] - shift) if weight.rate == weight.rate else 0.0
     cost += 0.0 if shift in scheme.shifts else 1.5
     cost += 0.05 * scheme.shifts.index(shift) if shift in scheme.shifts else 0.0
     cost += 0.4 * _stored_otherwise(weights, scheme, "output", scheme.readout_weight)
@@ -151,9 +150,11 @@ def _stored_otherwise(
     weights: Sequence[WeightPowers], scheme: ScalingScheme, kind: str, expected: float | None
 ) -> bool:
     """Whether most weights of a kind are stored at another scale than the scheme's; tied ones serve two purposes."""
-    found = [one for one in weights if one.kind == kind and one.weight == one.weight and not one.tied]
+    selected = [
+        weight for weight in weights if weight.kind == kind and weight.weight == weight.weight and not weight.tied
+    ]
     if expected is None:
         return False
-    if not found:
+    if not selected:
         return scheme.name == "mean_field" and kind == "output"  # a readout of zero, or a tied one: muP
-    return sum(abs(one.weight - expected) > 0.25 for one in found) * 2 > len(found)
+    return sum(abs(weight.weight - expected) > 0.25 for weight in selected) * 2 > len(selected)

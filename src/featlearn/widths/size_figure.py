@@ -1,4 +1,4 @@
-"""Sizes over the width, one panel a layer."""
+"""Figure of sizes over the width, with a panel per layer."""
 
 import math
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ WRONG = "#C00000"
 
 
 def draw(check: WidthCheck) -> Any:
-    """A panel for each layer with a matrix, and one for the network; returns the figure."""
+    """Draw a panel per layer with a matrix, and a panel of the network; return the figure."""
     import matplotlib.pyplot as plt
     import matplotlib.style
 
-    shown = [one for one in check.layers.values() if one.kind in MATRICES]
-    rows = math.ceil((len(shown) + 1) / COLUMNS)
-    columns = math.ceil((len(shown) + 1) / rows)
+    matrix_layers = [layer for layer in check.layers.values() if layer.kind in MATRICES]
+    rows = math.ceil((len(matrix_layers) + 1) / COLUMNS)
+    columns = math.ceil((len(matrix_layers) + 1) / rows)
     with matplotlib.style.context(style()):
         figure, axes = plt.subplots(
             rows,
@@ -45,20 +45,20 @@ def draw(check: WidthCheck) -> Any:
             layout="constrained",
         )
         panels = list(axes.flat)
-        for ax, layer in zip(panels, shown, strict=False):
+        for ax, layer in zip(panels, matrix_layers, strict=False):
             _draw(ax, check, layer.sizes, layer.exponents, DRAWN)
             _title(ax, check, layer)
-        _draw(panels[len(shown)], check, check.sizes, check.network, NETWORK)
-        panels[len(shown)].set_title("network", loc="left")
-        for ax in panels[len(shown) + 1 :]:
+        _draw(panels[len(matrix_layers)], check, check.sizes, check.network, NETWORK)
+        panels[len(matrix_layers)].set_title("network", loc="left")
+        for ax in panels[len(matrix_layers) + 1 :]:
             ax.remove()
-        for number, ax in enumerate(panels[: len(shown) + 1]):
-            if number + columns > len(shown):
+        for number, ax in enumerate(panels[: len(matrix_layers) + 1]):
+            if number + columns > len(matrix_layers):
                 ax.set_xlabel("width")
                 ax.tick_params(labelbottom=True)
-        found = len(check.problems)
-        said = f"{found} problem{'s' * (found != 1)}" if found else "no problems"
-        figure.suptitle(f"{check.scheme}, {check.phase.value} phase, {said}", x=0.01, ha="left")
+        problem_count = len(check.problems)
+        problem_text = f"{problem_count} problem{'s' * (problem_count != 1)}" if problem_count else "no problems"
+        figure.suptitle(f"{check.scheme}, {check.phase.value} phase, {problem_text}", x=0.01, ha="left")
     return figure
 
 
@@ -69,18 +69,18 @@ def _draw(
     powers: Mapping[str, Estimate],
     drawn: Mapping[str, tuple[str, str, str]],
 ) -> None:
-    """Seeds as points, and the fitted line with its power in the legend."""
+    """Draw seeds as points, and fitted lines with their powers in the legend."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
     widths = torch.tensor(check.widths, dtype=torch.float64)
     for key, (label, color, marker) in drawn.items():
         values, power = sizes[key].double(), float(powers[key])
-        known = (values > 0) & torch.isfinite(values)
-        if not bool(known.any()) or math.isnan(power):
+        defined = (values > 0) & torch.isfinite(values)
+        if not bool(defined.any()) or math.isnan(power):
             continue
-        at = widths[:, None].expand_as(values)[known]
-        ax.plot(at, values[known], marker, color=color, markersize=2.5, alpha=0.7)
-        middle = (values[known].log() - power * at.log()).mean()
+        widths_of_values = widths[:, None].expand_as(values)[defined]
+        ax.plot(widths_of_values, values[defined], marker, color=color, markersize=2.5, alpha=0.7)
+        middle = (values[defined].log() - power * widths_of_values.log()).mean()
         ax.plot(widths, (middle + power * widths.log()).exp(), color=color, linewidth=1, label=f"{label} {power:+.2f}")
     ax.set(xscale="log", yscale="log", xticks=check.widths)
     ax.set_xticklabels([str(width) for width in check.widths])
@@ -92,10 +92,13 @@ def _draw(
 
 
 def _title(ax: Any, check: WidthCheck, layer: LayerScaling) -> None:
-    """The layer, and in red what is off."""
+    """Set the title: the layer, and its first problem in red."""
     name = layer.name if len(layer.name) <= 19 else f"…{layer.name[-18:]}"
-    wrong = [one for one in check.problems if one.layer == layer.name]
-    said = f"\n{wrong[0].quantity} {float(wrong[0].power):+.1f}" if wrong else ""
+    problems = [problem for problem in check.problems if problem.layer == layer.name]
+    text = f"\n{problems[0].quantity} {float(problems[0].power):+.1f}" if problems else ""
     ax.set_title(
-        f"{name} ({layer.kind}){said}".replace("$", r"\$"), loc="left", fontsize=6.5, color=WRONG if wrong else "black"
+        f"{name} ({layer.kind}){text}".replace("$", r"\$"),
+        loc="left",
+        fontsize=6.5,
+        color=WRONG if problems else "black",
     )

@@ -34,10 +34,12 @@ def conserved_matrices(weights: Sequence[Tensor], rates: Numbers | None = None) 
     equal (and 1). For measured models see `fl.quantities.layer_balance`.
     """
     layers = checked_weights(weights)
-    given = checked_numbers([1.0] * len(layers) if rates is None else rates, "rates", above=0.0)
-    if given.shape != (len(layers),):
-        raise InputValueError(f"rates have shape {tuple(given.shape)}, expected ({len(layers)},), one for each layer")
-    eta = given.tolist()
+    layer_rates = checked_numbers([1.0] * len(layers) if rates is None else rates, "rates", above=0.0)
+    if layer_rates.shape != (len(layers),):
+        raise InputValueError(
+            f"rates have shape {tuple(layer_rates.shape)}, expected ({len(layers)},), one for each layer"
+        )
+    eta = layer_rates.tolist()
     pairs = zip(layers, layers[1:], eta, eta[1:], strict=False)
     return [first @ first.T / rate - second.T @ second / later for first, second, rate, later in pairs]
 

@@ -14,7 +14,7 @@ from featlearn.theory.deep_linear.path import LinearPath, Task
 
 
 def flow(weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: Numbers = 1.0) -> LinearPath:
-    """The path of f = W^L ... W^1 x under gradient flow of 1/2 |f - y|^2, by numerical integration.
+    """Return the path of f = W^L ... W^1 x under gradient flow of 1/2 |f - y|^2, by numerical integration.
 
     See Atanasov et al. 2022, Eq. 9.
 
@@ -38,18 +38,18 @@ def flow(weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: N
         )
     moments = checked_path_times(times, increasing=True).to(rows.device)
     task = Task.of(rows, targets)
-    found = _integrated(layers, task, moments, _rates(rate, len(layers)))
-    products = found[0]
-    for layer in found[1:]:
+    weights = _integrated(layers, task, moments, _rates(rate, len(layers)))
+    products = weights[0]
+    for layer in weights[1:]:
         products = layer @ products
-    return task.path(moments, products, lambda i: _traced_metric([part[i] for part in found]), layers=tuple(found))
+    return task.path(moments, products, lambda i: _traced_metric([part[i] for part in weights]), layers=tuple(weights))
 
 
 def _rates(rate: Any, depth: int) -> list[float]:
-    given = checked_numbers(rate, "rate", least=0.0)
-    if given.shape not in ((), (depth,)):
-        raise InputValueError(f"rate has shape {tuple(given.shape)}, expected one or ({depth},), one for each layer")
-    rates: list[float] = given.expand(depth).tolist()
+    values = checked_numbers(rate, "rate", least=0.0)
+    if values.shape not in ((), (depth,)):
+        raise InputValueError(f"rate has shape {tuple(values.shape)}, expected one or ({depth},), one for each layer")
+    rates: list[float] = values.expand(depth).tolist()
     return rates
 
 

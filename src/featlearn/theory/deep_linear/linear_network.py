@@ -12,7 +12,7 @@ from featlearn.theory.arguments import checked_count, checked_time_axis, checked
 
 
 def checked_depth(weight_layers: Any, least: int = 1) -> int:
-    """A number of weight matrices."""
+    """Return a number of weight matrices."""
     return checked_count(weight_layers, "weight_layers", least, hint="it counts weight matrices, the readout included")
 
 
@@ -35,7 +35,7 @@ def checked_outputs(value: Any, rows: Tensor, name: str = "y") -> Tensor:
 
 
 def checked_direction(value: Any, columns: int, name: str = "beta") -> Tensor:
-    """A unit vector (D,)."""
+    """Return a unit vector (D,)."""
     vector = checked_vector(value, name, columns)
     size = float(vector.norm())
     if not abs(size - 1) <= 1e-6:
@@ -50,14 +50,14 @@ def checked_weights(weights: Any) -> list[Tensor]:
             f"weights are {type(weights).__name__}, expected a list of matrices, first layer first, each "
             "(outputs, inputs) as in nn.Linear"
         )
-    found = [checked_finite(weight, f"weights[{i}]") for i, weight in enumerate(weights)]
-    if found[-1].dim() == 1:
-        found[-1] = found[-1][None]
-    shapes = [tuple(weight.shape) for weight in found]
+    matrices = [checked_finite(weight, f"weights[{i}]") for i, weight in enumerate(weights)]
+    if matrices[-1].dim() == 1:
+        matrices[-1] = matrices[-1][None]
+    shapes = [tuple(weight.shape) for weight in matrices]
     chained = all(len(shape) == 2 and 0 not in shape for shape in shapes)
     if not chained or any(a[0] != b[1] for a, b in pairwise(shapes)):
         raise InputValueError(
             f"weights have shapes {', '.join(map(str, shapes))}, expected (N1, D), (N2, N1), ... (C, N): the outputs "
             "of one layer are the inputs of the next"
         )
-    return [weight.to(found[0].device) for weight in found]
+    return [weight.to(matrices[0].device) for weight in matrices]

@@ -10,7 +10,7 @@ from featlearn.theory.deep_linear.linear_network import checked_direction, check
 
 
 def minimum_norm(X: Tensor, y: Tensor) -> Tensor:
-    """The interpolator of least norm, X^T (X X^T)^+ y: what networks with small weights learn.
+    """Return the interpolator of least norm, X^T (X X^T)^+ y: what networks with small weights learn.
 
     See Atanasov et al. 2022, Eq. 70, 77, 78.
 

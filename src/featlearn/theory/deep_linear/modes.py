@@ -53,7 +53,7 @@ def mode_times(singular_values: Tensor, c0: Any, weight_layers: int) -> Tensor:
 
 
 def separation(singular_values: Tensor, c0: Any, weight_layers: int) -> Separation:
-    """Whether all modes align before any is learned: 1 / s_min << log(s_max / c0) / (2 s_max).
+    """Return whether all modes align before any is learned: 1 / s_min << log(s_max / c0) / (2 s_max).
 
     See Atanasov et al. 2022, Sec. 4.2 (corrected).
 

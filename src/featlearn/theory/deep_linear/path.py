@@ -51,7 +51,7 @@ class LinearPath(Prediction):
         }
 
     def kernel(self, index: int, X1: Tensor | None = None, X2: Tensor | None = None) -> Tensor:
-        """The kernel at times[index], of `X1` (P1, D) with `X2` (P2, D); by default of the training inputs."""
+        """Return the kernel at times[index], of `X1` (P1, D) with `X2` (P2, D); by default of the training inputs."""
         left = self.X if X1 is None else checked_rows(X1, "X1", self.X.shape[1]).to(self.X.device)
         right = left if X2 is None else checked_rows(X2, "X2", self.X.shape[1]).to(self.X.device)
         kernel: Tensor = left @ self.metric(index) @ right.T
@@ -85,9 +85,9 @@ class Task:
         targets = y.reshape(len(X), -1)
         weights = teacher(X, targets)
         z, s, v = modes(weights)
-        kept = s > 0
-        kept[0] = True
-        return Task(X, targets, X.T @ X, X.T @ targets, weights, z[:, kept], s[kept], v[kept])
+        mask = s > 0
+        mask[0] = True
+        return Task(X, targets, X.T @ X, X.T @ targets, weights, z[:, mask], s[mask], v[mask])
 
     def whitened(self) -> Tensor:
         """k with X^T X = k times a projector; an error for other inputs."""

@@ -15,7 +15,7 @@ from featlearn.theory.deep_linear.strength import remaining, strength
 
 
 def solve(X: Tensor, y: Tensor, *, times: Any, c0: Any, weight_layers: int, rate: float = 1.0) -> LinearPath:
-    """A balanced linear network of any depth on whitened inputs, each mode on its own.
+    """Return a balanced linear network of any depth on whitened inputs, each mode on its own.
 
     See Atanasov et al. 2022, Sec. 4, App. E.1, H.
 
@@ -56,7 +56,7 @@ def solve(X: Tensor, y: Tensor, *, times: Any, c0: Any, weight_layers: int, rate
 
 
 def silent_alignment(X: Tensor, y: Tensor, W0: Tensor, a0: Tensor, *, times: Any, rate: float = 1.0) -> LinearPath:
-    """A two-layer linear network f = a^T W x from its own small weights, on whitened inputs: both phases.
+    """Return a two-layer linear network f = a^T W x from its own small weights, on whitened inputs: both phases.
 
     See Atanasov et al. 2022, Sec. 3.
 

@@ -65,9 +65,9 @@ def time_to(c: Any, s: Any, c0: Any, weight_layers: int) -> Tensor:
     end = _end(teacher, start, depth)
     between = (value - start) * (end - value) > 0
     for regime, here in _regimes(teacher, start, depth).items():
-        chosen = here & between
-        if bool(chosen.any()):
-            times[chosen] = _time(regime, value[chosen], teacher[chosen], start[chosen], depth)
+        mask = here & between
+        if bool(mask.any()):
+            times[mask] = _time(regime, value[mask], teacher[mask], start[mask], depth)
     times = torch.where(value == end, torch.inf, times)
     return torch.where(value == start, torch.zeros_like(times), times)
 
@@ -122,9 +122,9 @@ def _path(times: Any, s: Any, c0: Any, weight_layers: int) -> tuple[Tensor, Tens
     value = torch.where(ended, _end(teacher, start, depth), start)
     left = teacher - value
     for regime, here in _regimes(teacher, start, depth).items():
-        chosen = here & (moments > 0) & ~ended
-        if bool(chosen.any()):
-            value[chosen], left[chosen] = _moved(regime, moments[chosen], teacher[chosen], start[chosen], depth)
+        mask = here & (moments > 0) & ~ended
+        if bool(mask.any()):
+            value[mask], left[mask] = _moved(regime, moments[mask], teacher[mask], start[mask], depth)
     return value, left
 
 
@@ -174,7 +174,7 @@ def _time(regime: str, c: Tensor, s: Tensor, c0: Tensor, depth: int) -> Tensor:
 
 
 def _position(form: Coordinate, start: Tensor, elapsed: Tensor, depth: int) -> Tensor:
-    """The coordinate after a scaled time: bisection, then Newton's steps for the last digits."""
+    """Return the coordinate after a scaled time: bisection, then Newton's steps for the last digits."""
     if depth == 2:
         return start + 2 * elapsed
     target = form.time(start, depth) + elapsed

@@ -23,7 +23,7 @@ class LayerTerm(NamedTuple):
 
 
 def subkernel_terms(weights: Sequence[Tensor], X: Tensor, X2: Tensor | None = None) -> list[LayerTerm]:
-    """The terms of `subkernels`, first layer first.
+    """Return the terms of `subkernels`, first layer first.
 
     Only the scalars alpha(c, c) tell one output's kernel K^cc from another's: a linear network cannot specialize its
     kernels beyond weighting the same Gram matrices (Shan & Bordelon 2021a, Sec. 6, where "develop specialized kernels"

@@ -44,7 +44,7 @@ class Coordinate(ABC):
         return start, torch.full_like(start, farthest)
 
     def between(self, low: Tensor, high: Tensor) -> Tensor:
-        """The middle, in the geometric sense where x > 0: x runs over orders of magnitude."""
+        """Return the middle, in the geometric sense where x > 0: x runs over orders of magnitude."""
         return low.sqrt() * high.sqrt()
 
 

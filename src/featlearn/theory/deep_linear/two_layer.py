@@ -93,7 +93,7 @@ def early_path(times: Any, q0: Any, r0: Any, s: Any) -> tuple[Tensor, Tensor]:
 
 
 def two_layer(times: Any, q0: Any, r0: Any, s: Any, *, samples: int = 1) -> TwoLayer:
-    """The whole path of q and r, both phases matched, with r0 kept (Atanasov et al. 2022, Eq. 50, 51 corrected).
+    """Return the whole path of q and r, both phases matched, with r0 kept (Atanasov et al. 2022, Eq. 50, 51 corrected).
 
         {q, r}(t) = {q0 cosh 2st + r0 sinh 2st, r0 cosh 2st + q0 sinh 2st} / [1 + (q0 + r0) / (2s) (e^(2st) - 1)]
 

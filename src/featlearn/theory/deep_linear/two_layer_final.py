@@ -43,7 +43,7 @@ class TwoLayerFinalKernel:
 
 
 def two_layer_final_kernel(V: Tensor, W: Tensor, X: Tensor) -> TwoLayerFinalKernel:
-    """The NTK of r(x) = V^T W x / N, V (N,) or (1, N), W (N, D), on X (P, D), in its three parts.
+    """Return the NTK of r(x) = V^T W x / N, V (N,) or (1, N), W (N, D), on X (P, D), in its three parts.
 
     See Shan & Bordelon 2021a, Eq. 12 to 14.
 

@@ -34,14 +34,14 @@ class UnwhitenedSystem(NamedTuple):
 
 
 def unwhitened_system(a: Any, b: Any, s: Any) -> UnwhitenedSystem:
-    """The linear system of five variables of phase I, with its eigenvectors in closed form.
+    """Return the linear system of five variables of phase I, with its eigenvectors in closed form.
 
     See Atanasov et al. 2022, Eq. 45 to 47.
 
     `a` = beta^T Sigma beta and `b` = beta^T Sigma^2 beta, b >= a^2 > 0; `s` the strength of the teacher: one
     number each.
     """
-    first, second, size = (checked_number(each, name) for each, name in ((a, "a"), (b, "b"), (s, "s")))
+    first, second, size = (checked_number(value, name) for value, name in ((a, "a"), (b, "b"), (s, "s")))
     if not first > 0 or second < first**2 * (1 - 1e-12):
         raise InputValueError(
             f"a={first:g} and b={second:g}, expected b >= a^2 > 0: a = beta^T Sigma beta, b = beta^T Sigma^2 beta"
@@ -68,7 +68,7 @@ def unwhitened_system(a: Any, b: Any, s: Any) -> UnwhitenedSystem:
 
 
 def unwhitened_variables(W: Tensor, a: Tensor, beta: Tensor, covariance: Tensor) -> Tensor:
-    """The five numbers (5,) of a network: W (N, D), a (N,), unit vector beta (D,), Sigma (D, D).
+    """Return the five numbers (5,) of a network: W (N, D), a (N,), unit vector beta (D,), Sigma (D, D).
 
     See Atanasov et al. 2022, App. C.3.
     """
@@ -85,7 +85,7 @@ def unwhitened_variables(W: Tensor, a: Tensor, beta: Tensor, covariance: Tensor)
 
 
 def unwhitened_path(times: Any, variables: Tensor, a: Any, b: Any, s: Any) -> Tensor:
-    """The five numbers over time, from `variables` (5,) at time 0: the shape of `times`, and (5,) after it.
+    """Return the five numbers over time, from `variables` (5,) at time 0: the shape of `times`, and (5,) after it.
 
     Phase I of Atanasov et al. 2022, App. C.3, only; refused where it overflows, 2 s sqrt(b) t > 700, long after the
     phase has ended.

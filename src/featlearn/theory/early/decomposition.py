@@ -114,10 +114,10 @@ class _Terms:
     def of(cls, p: Tensor, q: Tensor) -> "_Terms":
         count = len(p)
         p, q = p.flatten(1), q.flatten(1)
-        own = (p * q).sum(1)
-        across = (p.sum(0) * q.sum(0)).sum() - own.sum()  # sum over pairs of different networks
-        lost = p @ q.sum(0) + q @ p.sum(0) - 2 * own  # the pairs that one network takes part in
-        total = own.mean(), (own.sum() - own) / (count - 1)
+        same_network = (p * q).sum(1)
+        across = (p.sum(0) * q.sum(0)).sum() - same_network.sum()  # sum over pairs of different networks
+        lost = p @ q.sum(0) + q @ p.sum(0) - 2 * same_network  # the pairs that one network takes part in
+        total = same_network.mean(), (same_network.sum() - same_network) / (count - 1)
         mean = across / (count * (count - 1)), (across - lost) / ((count - 1) * (count - 2))
         return cls(total, mean)
 
@@ -132,7 +132,7 @@ def _ratio(numerator: tuple[Tensor, Tensor], den1: tuple[Tensor, Tensor], den2: 
 
 
 def _jackknife(value: Tensor, left_out: Tensor) -> Estimate:
-    """The value with the error that leaving out one network at a time shows."""
+    """Return the value with the error that leaving out one network at a time shows."""
     count = len(left_out)
     error = ((count - 1) * (left_out - left_out.mean()).square().mean()).sqrt()
     return Estimate(float(value), float(error), count)

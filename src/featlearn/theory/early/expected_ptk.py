@@ -106,13 +106,13 @@ def _network(X: Any, width: Any, activation: Any, hidden_layers: Any, variances:
     widths = width if isinstance(width, tuple) else (width,) * hidden_layers
     if len(widths) != hidden_layers:
         raise InputValueError(f"width={width!r}, expected one width or {hidden_layers}: one per hidden layer")
-    given = checked_numbers(variances, "variances", above=0.0)
-    if given.shape != (hidden_layers + 1,):
+    layer_variances = checked_numbers(variances, "variances", above=0.0)
+    if layer_variances.shape != (hidden_layers + 1,):
         names = "(s0, s1, sa)" if hidden_layers == 2 else "(s0, sa)"
         raise InputValueError(
             f"variances={variances!r}, expected {hidden_layers + 1} positive numbers {names}, one per weight layer"
         )
-    return _Network(rows, tuple(checked_count(one, "width") for one in widths), tuple(given.tolist()))
+    return _Network(rows, tuple(checked_count(width, "width") for width in widths), tuple(layer_variances.tolist()))
 
 
 def _quadratic(network: _Network, leading: bool) -> Tensor:
@@ -123,8 +123,8 @@ def _quadratic(network: _Network, leading: bool) -> Tensor:
     k1, k2 = network.widths
     product = torch.outer(covariance.diagonal(), covariance.diagonal())
     pairs = covariance * (product + 2 * covariance**2)  # E[h h'] E[h^2 h'^2], of two different units
-    own = 9 * product * covariance + 6 * covariance**3  # E[h^3 h'^3], of one unit
-    total = k1**2 * pairs if leading else k1 * (k1 - 1) * pairs + 3 * k1 * own
+    same_unit = 9 * product * covariance + 6 * covariance**3  # E[h^3 h'^3], of one unit
+    total = k1**2 * pairs if leading else k1 * (k1 - 1) * pairs + 3 * k1 * same_unit
     return 16 * readout * network.variances[1] ** 2 * k2 * total
 
 

@@ -59,7 +59,7 @@ def quadratic_means(X: Tensor, y: Tensor, width: int) -> QuadraticMeans:
 
 
 def data_matrices(X: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """A = (X^T Y X)^2 and B = X^T X, both (d, d): all that the data bring to the early correlation.
+    """Return a = (X^T Y X)^2 and B = X^T X, both (d, d): all that the data bring to the early correlation.
 
     See Beaglehole et al. 2024, Eq. 14.
 

@@ -10,7 +10,7 @@ from featlearn.shapes import checked_finite
 
 
 def checked_symmetric(value: Any, name: str) -> Tensor:
-    """A symmetric matrix, in double, with the rounding of its two halves averaged."""
+    """Return a symmetric matrix, in double, with the rounding of its two halves averaged."""
     matrix = checked_finite(value, name)
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or matrix.numel() == 0:
         raise InputValueError(f"{name} has shape {tuple(matrix.shape)}, expected a square matrix")

@@ -127,7 +127,7 @@ def _pairings(ends: list[int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def _cycles(partner: dict[int, int], length: int) -> tuple[Cycle, ...]:
-    """The cycles into which a pairing of ends closes the factors C_0 ... C_(m-1).
+    """Return the cycles into which a pairing of ends closes the factors C_0 ... C_(m-1).
 
     C_i stands between the right end of R_(i-1) and the left end of R_i. A walk that leaves it at its right side, end
     2i, goes on at the partner of that end: through C_j backwards if that is its right side, 2j, forwards otherwise.

@@ -100,10 +100,10 @@ def integrate(
 
 
 def _targets(y: Any, samples: Tensor) -> Tensor:
-    given = checked_numbers(y, "y").to(samples.device)
-    targets = given.reshape(-1)
+    values = checked_numbers(y, "y").to(samples.device)
+    targets = values.reshape(-1)
     if len(targets) != len(samples):
         raise InputValueError(
-            f"y has shape {tuple(given.shape)}, expected (N,) = ({len(samples)},): one number per sample"
+            f"y has shape {tuple(values.shape)}, expected (N,) = ({len(samples)},): one number per sample"
         )
     return targets

@@ -67,7 +67,7 @@ def mechanism_of(problem: Start) -> Mechanism:
 
 
 def rescaling_of(problem: Start, final_output: Tensor) -> Rescaling:
-    """The four cases of Sec. 3.3, by the output: d|u|^2/dt = -4 rate_u (f - y) f, and the same for W x.
+    """Return the four cases of Sec. 3.3, by the output: d|u|^2/dt = -4 rate_u (f - y) f, and the same for W x.
 
     f moves monotonically from f(0) to its end, so the norms grow while |f| does. The same classes follow from alpha_+
     and alpha* = sqrt(Q / P), in this order: alpha_+ = 1 unchanged; (alpha_+ - 1)(1 - alpha*) >= 0 increase;
@@ -83,14 +83,14 @@ def rescaling_of(problem: Start, final_output: Tensor) -> Rescaling:
 
 
 def ends_in_saddle(problem: Start) -> bool:
-    """Whether training ends at u = W x = 0 with the loss y^2: P = 0 with scale y > 0, Q = 0 with scale y < 0."""
+    """Return whether training ends at u = W x = 0 with the loss y^2: P = 0 with scale y > 0, Q = 0 with scale y < 0."""
     s = float(problem.s)
     gone = [float(part) == 0 for part in (problem.root_a, problem.root_b)]
     return (gone[0] and s > 0) or (gone[1] and s < 0)
 
 
 def _parallel(p: Tensor, q: Tensor) -> bool:
-    """Whether 4 P Q = c^2, by the angle between p and q, which does not depend on their size."""
+    """Return whether 4 P Q = c^2, by the angle between p and q, which does not depend on their size."""
     sizes = [length(part) for part in (p, q)]
     if min(float(size) for size in sizes) == 0:
         return True

@@ -56,7 +56,7 @@ class Start:
 
 
 def start(u: Any, W: Any, x: Any, y: Any, scale: Any, rate_u: Any, rate_w: Any) -> Start:
-    """The checked problem."""
+    """Return the checked problem."""
     readout, weight = checked_network(u, W)
     point = checked_points(x, weight, "x")
     if point.dim() != 1:
@@ -69,8 +69,8 @@ def start(u: Any, W: Any, x: Any, y: Any, scale: Any, rate_u: Any, rate_w: Any) 
     target, gamma = checked_number(y, "y"), checked_number(scale, "scale")
     rates = checked_number(rate_u, "rate_u", least=0.0), checked_number(rate_w, "rate_w", least=0.0)
     v = weight @ point
-    hidden, own = rates[0] ** 0.5 * (v / rho), rates[1] ** 0.5 * readout
-    p, q = (hidden + own) / 2, (hidden - own) / 2
+    hidden, visible = rates[0] ** 0.5 * (v / rho), rates[1] ** 0.5 * readout
+    p, q = (hidden + visible) / 2, (hidden - visible) / 2
     root_a, root_b = (abs(gamma) * rho * length(part) for part in (p, q))
     s = gamma * rho * (rates[0] ** 0.5 * rates[1] ** 0.5 * target)
     residual = gamma * (readout @ v) - target

@@ -236,10 +236,10 @@ class Latent(Prediction):
         The logarithms are nan where f changes its sign, or is zero at the start or at the end.
         """
         first, last = Latent(self.start, torch.zeros_like(self._end.times)), self._end
-        kept = (first.output * last.output > 0)[0]
+        same_sign = (first.output * last.output > 0)[0]
 
         def change(before: Tensor, after: Tensor) -> Tensor:
-            return torch.where(kept, (after[0] / before[0]).abs().log(), torch.nan)
+            return torch.where(same_sign, (after[0] / before[0]).abs().log(), torch.nan)
 
         return Attribution(
             log_output=change(first.output, last.output),
@@ -273,7 +273,7 @@ def solve(
     rate_u: float | Tensor = 1.0,
     rate_w: float | Tensor = 1.0,
 ) -> Latent:
-    """The exact path of a two-layer linear network on one sample (Xu & Ziyin 2024, Theorem 1, corrected).
+    """Return the exact path of a two-layer linear network on one sample (Xu & Ziyin 2024, Theorem 1, corrected).
 
     f(x) = scale u . W x, loss (f(x) - y)^2 without 1/2, du/dt = -rate_u dL/du, dW/dt = -rate_w dL/dW. Exact for every
     width, every start and both signs of `y` and `scale`; also for P = 0, Q = 0, y = 0, saddles, f(0) = y and learning

@@ -40,7 +40,7 @@ class DiagonalApproximation(Prediction):
 def diagonal_approximation(
     K0: Tensor, y: Tensor, gamma: float, times: Numbers, *, rate: float = 1.0
 ) -> DiagonalApproximation:
-    """The papers' approximation of `solve`: a kernel diagonal in its final basis.
+    """Return the papers' approximation of `solve`: a kernel diagonal in its final basis.
 
     See Shan & Bordelon 2021a, Eq. 31 to 35; 2021b, Eq. 38 to 42.
 
@@ -62,20 +62,20 @@ def diagonal_approximation(
         times: (T,), >= 0.
         rate: as in `solve`.
     """
-    given = checked_task(K0, y)
+    problem = checked_task(K0, y)
     without = "for 0 the kernel does not move: fl.dynamics.kernel_descent"
     feature_rate = checked_number(gamma, "gamma", above=0.0, hint=without)
     asked = checked_time_axis(times)
-    moments = asked.to(given.kernel.device) * checked_number(rate, "rate", least=0.0)
-    found = conserved_modes(given, feature_rate)
-    c, V = found.values.flip(0), found.vectors.flip(1)
-    power = torch.zeros_like(found.values)
-    power[found.touched] = found.rows[: found.moving, 0].square()
+    moments = asked.to(problem.kernel.device) * checked_number(rate, "rate", least=0.0)
+    conserved = conserved_modes(problem, feature_rate)
+    c, V = conserved.values.flip(0), conserved.vectors.flip(1)
+    power = torch.zeros_like(conserved.values)
+    power[conserved.touched] = conserved.rows[: conserved.moving, 0].square()
     power = power.flip(0)
     # v_k^T K0 v_k, without the difference of large numbers
-    start = ((given.vectors.T @ V).square() * given.values[:, None]).sum(0)
+    start = ((problem.vectors.T @ V).square() * problem.values[:, None]).sum(0)
     decay = torch.exp(-2 * moments[:, None] * c)
     modes = c * ratio(start.expand_as(decay), start + feature_rate * power * decay).nan_to_num(0.0)
     overlap = (power * modes).sum(1)
-    alignment = ratio(overlap, given.targets.square().sum() * modes.norm(dim=1))
+    alignment = ratio(overlap, problem.targets.square().sum() * modes.norm(dim=1))
     return DiagonalApproximation(asked, c, modes, alignment, (power * decay).sum(1))

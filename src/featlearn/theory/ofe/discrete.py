@@ -74,13 +74,13 @@ def step(features: Tensor, residual: Tensor, gamma: float, rate: float, conventi
 
 
 def ode_rate(gamma: float, rate: float, convention: Convention = "ode") -> float:
-    """The feature rate of the flow in `solve` that steps with this gamma approach; see the table of `step`.
+    """Return the feature rate of the flow in `solve` that steps with this gamma approach; see the table of `step`.
 
     The flow is that of Shan & Bordelon 2021b, Sec. 4.1.
     """
     multiple, times_rate = _multiple(convention)
-    given = checked_number(gamma, "gamma", least=0.0)
-    return 4 * multiple * given * (checked_number(rate, "rate", least=0.0) if times_rate else 1.0)
+    feature_rate = checked_number(gamma, "gamma", least=0.0)
+    return 4 * multiple * feature_rate * (checked_number(rate, "rate", least=0.0) if times_rate else 1.0)
 
 
 def _multiple(convention: Any) -> tuple[float, bool]:

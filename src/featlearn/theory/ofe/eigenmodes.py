@@ -105,11 +105,11 @@ def eigenbasis_start(problem: KernelProblem) -> EigenbasisStart:
 def _independent(residual: Tensor) -> tuple[Tensor, Tensor]:
     """Delta_0 = Z B^T: independent columns Z (P, r), and B (C, r) with orthonormal columns."""
     if residual.shape[1] == 1:
-        kept = int(bool((residual != 0).any()))
-        return residual[:, :kept], torch.ones(1, kept, dtype=residual.dtype, device=residual.device)
+        independent = int(bool((residual != 0).any()))
+        return residual[:, :independent], torch.ones(1, independent, dtype=residual.dtype, device=residual.device)
     left, sizes, right = torch.linalg.svd(residual, full_matrices=False)
-    kept = sizes > max(residual.shape) * torch.finfo(torch.float64).eps * sizes[0]
-    return left[:, kept] * sizes[kept], right[kept].T
+    independent = sizes > max(residual.shape) * torch.finfo(torch.float64).eps * sizes[0]
+    return left[:, independent] * sizes[independent], right[independent].T
 
 
 def _still(values: Tensor, inside: Tensor, gamma: float) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ def frames_at(modes: Eigenmodes, times: Tensor) -> Frames:
 
 
 def frames_at_the_end(modes: Eigenmodes) -> Frames:
-    """The limit of infinite time, T = 1: the slowest rows win, equal rates share."""
+    """Return the limit of infinite time, T = 1: the slowest rows win, equal rates share."""
     slowest = modes.rates.sort()
     apart = slowest.values.diff(prepend=slowest.values[:1]) > 1e-12 * slowest.values
     group = torch.zeros_like(modes.rates)
@@ -58,9 +58,9 @@ def frames_at_the_end(modes: Eigenmodes) -> Frames:
 
 def _frames(modes: Eigenmodes, rates: Tensor, times: Tensor) -> Frames:
     rows, pivots = _reduced(modes, rates, times)
-    each = torch.arange(len(times), device=rows.device)[:, None]
+    time_index = torch.arange(len(times), device=rows.device)[:, None]
     columns = torch.arange(rows.shape[2], device=rows.device)
-    heads = rows[each, pivots, columns]  # (T, r)
+    heads = rows[time_index, pivots, columns]  # (T, r)
     sign = rows.sign() * heads.sign()[:, None]
     # differences of rates first: the products with large times would lose them
     slower = times[:, None, None] * (rates[:, None] - rates[pivots][:, None])  # (T, n, r)
@@ -81,21 +81,21 @@ def _reduced(modes: Eigenmodes, rates: Tensor, times: Tensor) -> tuple[Tensor, T
     """
     sizes, (count, columns) = modes.rows.norm(dim=1)[:, None], modes.rows.shape
     rows = modes.rows.expand(len(times), -1, -1).clone()
-    each = torch.arange(len(times), device=rows.device)
+    time_index = torch.arange(len(times), device=rows.device)
     free = torch.ones(len(times), columns, dtype=torch.bool, device=rows.device)
     pivots, order = (torch.zeros(len(times), columns, dtype=torch.long, device=rows.device) for _ in range(2))
     for j in range(columns):
         logs = torch.where(free[:, None], modes.logs[:, None] + rows.abs().log(), -torch.inf)
         row, column = largest_entries(logs, rates, times)
-        own = rows[each, :, column]  # (T, n)
-        head = own[each, row]
-        factors = rows[each, row] / head[:, None]  # (T, r)
-        factors[each, column] = 0.0
-        rows = rows - own[..., None] * factors[:, None]
+        pivot_column = rows[time_index, :, column]  # (T, n)
+        head = pivot_column[time_index, row]
+        factors = rows[time_index, row] / head[:, None]  # (T, r)
+        factors[time_index, column] = 0.0
+        rows = rows - pivot_column[..., None] * factors[:, None]
         rows = torch.where(rows.abs() <= CANCELLED * sizes, 0.0, rows)
-        rows[each, row] = 0.0
-        rows[each, row, column] = head
-        free[each, column] = False
+        rows[time_index, row] = 0.0
+        rows[time_index, row, column] = head
+        free[time_index, column] = False
         pivots[:, j], order[:, j] = row, column
     return rows.gather(2, order[:, None].expand(-1, count, -1)), pivots
 

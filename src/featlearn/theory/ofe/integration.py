@@ -57,7 +57,7 @@ def integrate(
     f0: Tensor | None = None,
     rate: float = 1.0,
 ) -> IntegratedPath:
-    """The equations of `solve` integrated step by step (DOP853, relative tolerance 1e-12), arguments as there.
+    """Return the equations of `solve` integrated step by step (DOP853, relative tolerance 1e-12), arguments as there.
 
         dDelta/dt = -rate Psi^T Psi Delta,   dPsi/dt = rate gamma Psi Delta Delta^T
 
@@ -65,17 +65,17 @@ def integrate(
     features Psi have as many rows as K0 has rank, which keeps the rank. Slow for rate * eigenvalue * time above some
     thousands.
     """
-    given = checked_problem(K0, y, f0)
+    problem = checked_problem(K0, y, f0)
     feature_rate, speed = checked_number(gamma, "gamma", least=0.0), checked_number(rate, "rate", least=0.0)
     moments = checked_time_axis(times, increasing=True)
-    samples, outputs = given.targets.shape
-    kept = given.values > 0
-    features = (given.vectors[:, kept] * given.values[kept].sqrt()).T  # (rank, P)
-    psi, delta, t = (part.cpu().numpy() for part in (features, given.residual, moments))
-    states = torch.from_numpy(_integrated(psi, delta, t, feature_rate, speed)).to(given.kernel.device)
+    samples, outputs = problem.targets.shape
+    positive = problem.values > 0
+    features = (problem.vectors[:, positive] * problem.values[positive].sqrt()).T  # (rank, P)
+    psi, delta, t = (part.cpu().numpy() for part in (features, problem.residual, moments))
+    states = torch.from_numpy(_integrated(psi, delta, t, feature_rate, speed)).to(problem.kernel.device)
     residual = states[:, : samples * outputs].reshape(len(states), samples, outputs)
     moved = states[:, samples * outputs :].reshape(len(states), *features.shape)
-    return IntegratedPath(moments, residual[..., 0] if given.single else residual, moved.mT @ moved, given.targets)
+    return IntegratedPath(moments, residual[..., 0] if problem.single else residual, moved.mT @ moved, problem.targets)
 
 
 def _integrated(features: Any, residual: Any, times: Any, gamma: float, rate: float) -> Any:

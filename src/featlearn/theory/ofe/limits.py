@@ -22,11 +22,11 @@ def final_kernel(
     The papers' formula holds where the loss vanishes: K0 positive definite, or y - f0 in its range. Otherwise the loss
     stops at `final_loss` and the kernel, which keeps its rank, is C - gamma Delta Delta^T with what is left of Delta.
     """
-    given = checked_problem(K0, y, f0, rank_tolerance)
+    problem = checked_problem(K0, y, f0, rank_tolerance)
     feature_rate = checked_number(gamma, "gamma", least=0.0)
-    if _learnable(given):
-        return given.kernel + feature_rate * given.residual @ given.residual.T
-    modes = conserved_modes(given, feature_rate)
+    if _learnable(problem):
+        return problem.kernel + feature_rate * problem.residual @ problem.residual.T
+    modes = conserved_modes(problem, feature_rate)
     return kernels(modes, frames_at_the_end(modes))[0]
 
 
@@ -39,11 +39,11 @@ def final_loss(
     divided by gamma; for gamma = 0 what Delta_0 has outside the range of K0. Not in Shan & Bordelon 2021a, 2021b.
     Arguments as in `solve`.
     """
-    given = checked_problem(K0, y, f0, rank_tolerance)
+    problem = checked_problem(K0, y, f0, rank_tolerance)
     rates = checked_numbers(gamma, "gamma", least=0.0)
-    if _learnable(given):
+    if _learnable(problem):
         return torch.zeros_like(rates)
-    return torch.stack([_end(given, rate).loss for rate in rates.flatten().tolist()]).reshape(rates.shape)
+    return torch.stack([_end(problem, rate).loss for rate in rates.flatten().tolist()]).reshape(rates.shape)
 
 
 def final_alignment(
@@ -55,14 +55,14 @@ def final_alignment(
     in gamma, to 1. For y (P, C) alignment is with Y Y^T. nan where K0 + gamma y y^T or y vanishes. Its inverse is
     `fl.metrics.feature_rate`. Arguments as in `solve`.
     """
-    given = checked_problem(K0, y, f0, rank_tolerance)
-    rates = checked_numbers(gamma, "gamma", least=0.0).to(given.kernel.device)
-    if not _learnable(given):
-        found = [_end(given, rate).alignment for rate in rates.flatten().tolist()]
-        return torch.stack(found).reshape(rates.shape)
-    Y, D = given.targets, given.residual
-    overlap = (Y * (given.kernel @ Y)).sum() + rates * (D.T @ Y).square().sum()
-    square = given.kernel.square().sum() + 2 * rates * (D * (given.kernel @ D)).sum()
+    problem = checked_problem(K0, y, f0, rank_tolerance)
+    rates = checked_numbers(gamma, "gamma", least=0.0).to(problem.kernel.device)
+    if not _learnable(problem):
+        alignments = [_end(problem, rate).alignment for rate in rates.flatten().tolist()]
+        return torch.stack(alignments).reshape(rates.shape)
+    Y, D = problem.targets, problem.residual
+    overlap = (Y * (problem.kernel @ Y)).sum() + rates * (D.T @ Y).square().sum()
+    square = problem.kernel.square().sum() + 2 * rates * (D * (problem.kernel @ D)).sum()
     norm = (square + rates.square() * (D.T @ D).square().sum()).sqrt()
     return ratio(overlap, norm * (Y.T @ Y).norm())
 
@@ -76,23 +76,23 @@ def late_amplification(
     2021b, App. B give for it ("zeroth order"): on digits, P = 1000, gamma = 1 the factor is in the hundreds. Infinite
     where K0 is singular and y - f0 is not in its range: there the loss does not vanish. Arguments as in `solve`.
     """
-    given = checked_problem(K0, y, f0, rank_tolerance)
-    if not given.single:
+    problem = checked_problem(K0, y, f0, rank_tolerance)
+    if not problem.single:
         raise InputValueError(
             f"y has shape {tuple(y.shape)}, expected (P,): the factor is a matrix for several outputs"
         )
-    rates = checked_numbers(gamma, "gamma", least=0.0).to(given.kernel.device)
-    if not _learnable(given):
+    rates = checked_numbers(gamma, "gamma", least=0.0).to(problem.kernel.device)
+    if not _learnable(problem):
         return torch.where(rates == 0, torch.ones_like(rates), torch.inf)
-    power = eigenbasis_start(given).inside.square().sum(1)
-    return 1 + rates * (power[given.values > 0] / given.values[given.values > 0]).sum()
+    power = eigenbasis_start(problem).inside.square().sum(1)
+    return 1 + rates * (power[problem.values > 0] / problem.values[problem.values > 0]).sum()
 
 
-def _learnable(given: KernelProblem) -> bool:
-    """Whether the loss goes to zero: nothing of Delta_0 lies outside the range of K0."""
-    return not bool((eigenbasis_start(given).inside[given.values == 0] != 0).any())
+def _learnable(problem: KernelProblem) -> bool:
+    """Return whether the loss goes to zero: nothing of Delta_0 lies outside the range of K0."""
+    return not bool((eigenbasis_start(problem).inside[problem.values == 0] != 0).any())
 
 
-def _end(given: KernelProblem, gamma: float) -> Readings:
-    modes = conserved_modes(given, gamma)
-    return Readings(*(part[0] for part in readings(modes, frames_at_the_end(modes), given.targets)))
+def _end(problem: KernelProblem, gamma: float) -> Readings:
+    modes = conserved_modes(problem, gamma)
+    return Readings(*(part[0] for part in readings(modes, frames_at_the_end(modes), problem.targets)))

@@ -45,13 +45,13 @@ def checked_problem(K0: Any, y: Any, f0: Any = None, rank_tolerance: Any = None)
 
 
 def checked_task(K0: Any, y: Any) -> KernelProblem:
-    """A kernel and one target (P,) that is not zero."""
-    given = checked_problem(K0, y)
-    if not given.single:
+    """Return a kernel and one target (P,) that is not zero."""
+    problem = checked_problem(K0, y)
+    if not problem.single:
         raise InputValueError(f"y has shape {tuple(y.shape)}, expected (P,): one column at a time")
-    if not bool((given.targets != 0).any()):
+    if not bool((problem.targets != 0).any()):
         raise InputValueError("y is zero everywhere, expected a task")
-    return given
+    return problem
 
 
 def _eigenbasis(kernel: Tensor, rank_tolerance: Any) -> tuple[Tensor, Tensor]:

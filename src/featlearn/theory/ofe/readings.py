@@ -24,7 +24,7 @@ class Readings(NamedTuple):
 
 
 def readings(modes: Eigenmodes, frames: Frames, targets: Tensor) -> Readings:
-    """The numbers at every frame; targets (P, C)."""
+    """Return the numbers at every frame; targets (P, C)."""
     S, X, c = frames.inverse, frames.others, modes.rates[:, None]
     loss = (frames.decayed.mT @ frames.decayed * S).sum((1, 2))
     heads = modes.rates[frames.pivots]  # (T, r): rates of the pivots
@@ -66,8 +66,8 @@ def kernels(modes: Eigenmodes, frames: Frames) -> Tensor:
     # between pivots 1 - Pi = X^T X S, which the difference would lose where it is small
     block = (frames.others.mT @ frames.others) @ S
     heads = root[frames.pivots]
-    each = torch.arange(len(F), device=F.device)[:, None, None]
-    inside[each, frames.pivots[:, :, None], frames.pivots[:, None]] = block * heads[:, :, None] * heads[:, None]
+    time_index = torch.arange(len(F), device=F.device)[:, None, None]
+    inside[time_index, frames.pivots[:, :, None], frames.pivots[:, None]] = block * heads[:, :, None] * heads[:, None]
     full = torch.diag_embed(modes.values.expand(len(F), -1)).contiguous()
     full[:, modes.touched[:, None], modes.touched] = inside[:, :m, :m]
     return modes.vectors @ ((full + full.mT) / 2) @ modes.vectors.T

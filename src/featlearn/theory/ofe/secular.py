@@ -68,7 +68,7 @@ def _concentrated(poles: Tensor, z: Tensor) -> tuple[Tensor, list[tuple[int, int
 
 
 def _distinct(poles: Tensor, z: Tensor, weight: float) -> Update:
-    """The same where poles ascend strictly and no entry of z vanishes: every eigenvalue moves."""
+    """Return the same where poles ascend strictly and no entry of z vanishes: every eigenvalue moves."""
     weights = weight * z.square()
     gaps = torch.cat([poles.diff(), weights.sum()[None]])
     middle = (poles[:-1, None] - poles) + gaps[:-1, None] / 2  # (n - 1, n), exact at the two poles next to it
@@ -83,7 +83,7 @@ def _distinct(poles: Tensor, z: Tensor, weight: float) -> Update:
     distance = torch.cat(
         [
             secular_roots(
-                part, weights.expand_as(part), *(each[first : first + rows] for each in (nearest, sign, reach))
+                part, weights.expand_as(part), *(values[first : first + rows] for values in (nearest, sign, reach))
             )
             for first, part in zip(range(0, len(poles), rows), offsets.split(rows), strict=True)
         ]
@@ -122,11 +122,11 @@ def secular_roots(offsets: Tensor, weights: Tensor, nearest: Tensor, sign: Tenso
         reach: (R,): how far it can be, 0 < distance <= reach.
     """
     at = nearest[:, None]
-    own, others = weights.gather(1, at)[:, 0], weights.scatter(1, at, 0.0)
+    pole_weight, others = weights.gather(1, at)[:, 0], weights.scatter(1, at, 0.0)
     # where nothing weighs, any number but zero will do
     offsets = torch.where(others == 0, -2 * reach[:, None], offsets)
     low = (reach * 1e-300).clamp_min(1e-310)
-    search = _Search(own, others, offsets, sign, low, reach, torch.minimum(own, reach))
+    search = _Search(pole_weight, others, offsets, sign, low, reach, torch.minimum(pole_weight, reach))
     result, left = torch.zeros_like(reach), torch.arange(len(reach), device=reach.device)
     for _ in range(300):
         search, done = _refined(search)
@@ -139,19 +139,19 @@ def secular_roots(offsets: Tensor, weights: Tensor, nearest: Tensor, sign: Tenso
 
 def _refined(search: _Search) -> tuple[_Search, Tensor]:
     """A step of Newton's method where it stays between the bounds, of geometric bisection where not; who is done."""
-    own, others, offsets, sign, low, high, distance = search
+    pole_weight, others, offsets, sign, low, high, distance = search
     away = (sign * distance)[:, None] - offsets
     terms = others / away
     rest = 1 - terms.sum(1)
     # h = distance * sign * (1 - sum) is smooth at the pole, negative before the root and positive behind it
-    value = sign * distance * rest - own
+    value = sign * distance * rest - pole_weight
     slope = sign * rest + distance * (terms / away).sum(1)
     low, high = torch.where(value <= 0, distance, low), torch.where(value >= 0, distance, high)
     step = distance - value / slope
     inside = step.isfinite() & (step > low) & (step < high)
     tiny = 4 * torch.finfo(torch.float64).eps
     # where terms cancel, the value is rounding before the steps are
-    rounded = value.abs() <= tiny * (distance * (1 + terms.abs().sum(1)) + own)
+    rounded = value.abs() <= tiny * (distance * (1 + terms.abs().sum(1)) + pole_weight)
     following = torch.where(inside, step, torch.where(rounded, distance, low.sqrt() * high.sqrt()))
     done = rounded | ((following - distance).abs() <= tiny * distance) | (high <= low * (1 + tiny))
     return search._replace(low=low, high=high, distance=following), done

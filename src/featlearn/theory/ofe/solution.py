@@ -78,8 +78,8 @@ class Solution(Prediction):
         """K(t): (P, P) at one time, (T, P, P) at several; not only at `times`."""
         asked = checked_times(t, "t")
         moments = checked_time_axis(asked, "t").to(self.times.device)
-        found = kernels(self.modes, frames_at(self.modes, self.rate * moments))
-        return found if asked.dim() else found[0]
+        stack = kernels(self.modes, frames_at(self.modes, self.rate * moments))
+        return stack if asked.dim() else stack[0]
 
     @cached_property
     def final_loss(self) -> Tensor:
@@ -148,11 +148,11 @@ def solve(
     exceed its final value on the way. Shan & Bordelon 2021a, App. A.1 and 2021b, App. B: the late loss is not
     sum_k (v_k . y)^2 exp(-2 rate c_k t) but `late_amplification` times that.
     """
-    given = checked_problem(K0, y, f0, rank_tolerance)
+    problem = checked_problem(K0, y, f0, rank_tolerance)
     feature_rate = checked_number(gamma, "gamma", least=0.0)
     speed = checked_number(rate, "rate", least=0.0)
-    moments = checked_time_axis(times).to(given.kernel.device)
-    return Solution(moments, feature_rate, speed, given, conserved_modes(given, feature_rate))
+    moments = checked_time_axis(times).to(problem.kernel.device)
+    return Solution(moments, feature_rate, speed, problem, conserved_modes(problem, feature_rate))
 
 
 def _parts(modes: Eigenmodes, times: Tensor) -> tuple[Tensor, ...]:

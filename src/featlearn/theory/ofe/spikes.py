@@ -34,11 +34,13 @@ def spike(K0: Tensor, y: Tensor, gamma: float) -> Spike:
     y_i != 0, below the next. Every root is found to relative precision, however large gamma is. K0 is (P, P), y (P,),
     gamma >= 0.
     """
-    given = checked_task(K0, y)
+    problem = checked_task(K0, y)
     weight = checked_number(gamma, "gamma", least=0.0)
-    inside = given.vectors.T @ given.targets[:, 0]
-    values, vectors, overlaps = rank_one_update(given.values, inside, weight)
-    return Spike(values.flip(0), (overlaps.square() / inside.square().sum()).flip(0), (given.vectors @ vectors).flip(1))
+    inside = problem.vectors.T @ problem.targets[:, 0]
+    values, vectors, overlaps = rank_one_update(problem.values, inside, weight)
+    return Spike(
+        values.flip(0), (overlaps.square() / inside.square().sum()).flip(0), (problem.vectors @ vectors).flip(1)
+    )
 
 
 def top_overlap(K0: Tensor, y: Tensor, gamma: Numbers) -> Tensor:
@@ -50,12 +52,12 @@ def top_overlap(K0: Tensor, y: Tensor, gamma: Numbers) -> Tensor:
     the task's share in the top mode of K0, about `threshold`; only for y_1 = 0 it jumps there. For gamma = 0 the share
     of y in the top eigenspace. K0 is (P, P), y (P,), gamma >= 0.
     """
-    given = checked_task(K0, y)
-    rates = checked_numbers(gamma, "gamma", least=0.0).to(given.kernel.device)
-    inside = (given.vectors.T @ given.targets[:, 0]) / given.targets.norm()
+    problem = checked_task(K0, y)
+    rates = checked_numbers(gamma, "gamma", least=0.0).to(problem.kernel.device)
+    inside = (problem.vectors.T @ problem.targets[:, 0]) / problem.targets.norm()
     pole = int((inside.square() > 0).nonzero().max())  # the largest eigenvalue that y touches
-    offsets = given.values - given.values[pole]
-    weights = rates.reshape(-1, 1) * (inside * given.targets.norm()).square()  # (G, P)
+    offsets = problem.values - problem.values[pole]
+    weights = rates.reshape(-1, 1) * (inside * problem.targets.norm()).square()  # (G, P)
     moved = weights[:, pole] > 0
     weights = weights[moved]
     nearest = torch.full((len(weights),), pole, device=weights.device)
@@ -66,7 +68,7 @@ def top_overlap(K0: Tensor, y: Tensor, gamma: Numbers) -> Tensor:
     # (v . y)^2 = (sum y^2 / away)^2 / sum (y / away)^2, in which gamma cancels, and the scale of away
     share = inside.abs() * (distance[:, None] / (distance[:, None] - clear))
     overlap = (inside.abs() * share).sum(1).square() / share.square().sum(1)
-    top = given.values == given.values[-1]
+    top = problem.values == problem.values[-1]
     result = torch.full((rates.numel(),), float(inside[top].square().sum()), dtype=torch.float64, device=rates.device)
     result[moved] = torch.where(distance > offsets[-1], overlap, result[moved])
     return result.clamp(max=1.0).reshape(rates.shape)
@@ -81,16 +83,16 @@ def threshold(K0: Tensor, y: Tensor) -> Tensor:
     where y lies within the top eigenspace: it is the top mode at every gamma. K0 is (P, P), y (P,). See
     `rate_for_overlap` where y_1 is not small, `bulk_threshold` for random kernels.
     """
-    given = checked_task(K0, y)
-    power = (given.vectors.T @ given.targets[:, 0]).square()
-    below, power = _below_top(given, power)
+    problem = checked_task(K0, y)
+    power = (problem.vectors.T @ problem.targets[:, 0]).square()
+    below, power = _below_top(problem, power)
     total = (power / below).sum()
     return ratio(torch.ones_like(total), total)
 
 
-def _below_top(given: KernelProblem, power: Tensor) -> tuple[Tensor, Tensor]:
-    below = given.values[-1] - given.values
-    inside = below > len(below) * torch.finfo(torch.float64).eps * given.values[-1]
+def _below_top(problem: KernelProblem, power: Tensor) -> tuple[Tensor, Tensor]:
+    below = problem.values[-1] - problem.values
+    inside = below > len(below) * torch.finfo(torch.float64).eps * problem.values[-1]
     return below[inside], power[inside]
 
 
@@ -100,32 +102,32 @@ def rate_for_overlap(K0: Tensor, y: Tensor, overlap: float = 0.5) -> Tensor:
     0 where K0 itself does; where the overlap jumps past it, the place of the jump. K0 is (P, P), y (P,),
     0 < overlap < 1. The overlap is that of Shan & Bordelon 2021a, Sec. 4.
     """
-    given = checked_task(K0, y)
-    wanted = checked_number(overlap, "overlap", above=0.0)
-    if wanted >= 1:
+    problem = checked_task(K0, y)
+    target = checked_number(overlap, "overlap", above=0.0)
+    if target >= 1:
         raise InputValueError(
             f"overlap={overlap!r}, expected a number between 0 and 1: 1 is reached at no finite gamma"
         )
-    size = given.targets.norm()
-    inside = (given.vectors.T @ given.targets[:, 0]) / size
+    size = problem.targets.norm()
+    inside = (problem.vectors.T @ problem.targets[:, 0]) / size
     pole = int((inside.square() > 0).nonzero().max())
     touched = inside.square() > 0
-    offsets, inside = (given.values - given.values[pole])[touched], inside[touched]
-    start = float(given.values[-1] - given.values[pole])
+    offsets, inside = (problem.values - problem.values[pole])[touched], inside[touched]
+    start = float(problem.values[-1] - problem.values[pole])
 
     def reached(distance: float) -> bool:
         share = inside.abs() * (distance / (distance - offsets))
-        return float((inside.abs() * share).sum().square()) >= wanted * float(share.square().sum())
+        return float((inside.abs() * share).sum().square()) >= target * float(share.square().sum())
 
     def rate(distance: float) -> Tensor:
         return torch.reciprocal((inside.square() / (distance - offsets)).sum() * size.square())
 
-    top = given.values[touched] == given.values[-1]
+    top = problem.values[touched] == problem.values[-1]
     if start > 0 and reached(start):
         return rate(start)
-    if start == 0 and float(inside[top].square().sum()) >= wanted:
+    if start == 0 and float(inside[top].square().sum()) >= target:
         return torch.zeros((), dtype=torch.float64, device=inside.device)
-    spread = max(float(given.values[-1]), torch.finfo(torch.float64).tiny)
+    spread = max(float(problem.values[-1]), torch.finfo(torch.float64).tiny)
     low, high = math.log(max(start, 1e-300 * spread)), math.log(spread) + 1.0
     while not reached(math.exp(high)):
         high += 1.0
@@ -136,7 +138,7 @@ def rate_for_overlap(K0: Tensor, y: Tensor, overlap: float = 0.5) -> Tensor:
 
 
 def bulk_threshold(aspect: Numbers, *, scale: Numbers = 1.0, power: Numbers = 1.0) -> Tensor:
-    """The feature rate above which a task leaves the bulk of a random kernel (Baik, Ben Arous, Peche).
+    """Return the feature rate above which a task leaves the bulk of a random kernel (Baik, Ben Arous, Peche).
 
     For K0 = scale * Z Z^T / N with Z (P, N) of independent entries of variance 1, aspect = P / N, and a task y with
     power = |y|^2 in no special direction: gamma* power = 1 / G(lambda_+) = scale * sqrt(aspect) (1 + sqrt(aspect)), G

@@ -65,14 +65,14 @@ def _rotation(modes: Eigenmodes, begin: float, end: float, scale: float, depth: 
 
 
 def _nearest(matrices: Tensor) -> Tensor:
-    """The nearest orthogonal matrices."""
+    """Return the nearest orthogonal matrices."""
     left, _, right = torch.linalg.svd(matrices)
     nearest: Tensor = left @ right
     return nearest
 
 
 def _product(matrices: Tensor) -> Tensor:
-    """The last times ... times the first."""
+    """Return the last times ... times the first."""
     result = matrices[0]
     for following in matrices[1:]:
         result = following @ result

@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
 
 def classify(exponents: Exponents, balanced_start: bool = True, *, correlated_target: bool = True) -> Phase:
-    """The phase of a scaling limit (Xu & Ziyin 2024, Eq. 15, 16 and Theorem 2).
+    """Return the phase of a scaling limit (Xu & Ziyin 2024, Eq. 15, 16 and Theorem 2).
 
     With A the feature term and B the kernel term of the exponents: frozen for max(A, B) < 0, unstable for
     max(A, B) > 0; at max(A, B) = 0 kernel if B = 0, A < 0 and P / Q -> 1, else learning. Erratum: the summaries of Sec.
@@ -52,7 +52,7 @@ def classify(exponents: Exponents, balanced_start: bool = True, *, correlated_ta
 
 
 def start_is_balanced(exponents: Exponents, *, independent: bool = True, zero_output: bool = False) -> bool:
-    """Whether P / Q -> 1 (Xu & Ziyin 2024, the three cases below Theorem 2).
+    """Return whether P / Q -> 1 (Xu & Ziyin 2024, the three cases below Theorem 2).
 
     P - Q = sqrt(rate_u rate_w) u . W x / (rho d) vanishes against P + Q if (i) the width grows and u and W are
     `independent`; (ii) the output is zero at the start (`zero_output`); (iii) one layer dominates:

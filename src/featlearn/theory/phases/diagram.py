@@ -107,7 +107,7 @@ def diagram(
     correlated_target: bool = True,
     at_stable_rate: bool = False,
 ) -> Diagram:
-    """The phase diagram over two exponents, the others as in `exponents` (Xu & Ziyin 2024, Theorem 2).
+    """Return the phase diagram over two exponents, the others as in `exponents` (Xu & Ziyin 2024, Theorem 2).
 
     Frozen and unstable fill the plane; kernel and learning lie on the line between them, max(A, B) = 0. With
     `at_stable_rate` every point gets the learning rates of Cor. 1 and the line fills the plane instead: kernel where
@@ -200,23 +200,23 @@ def _value(side: Affine, point: Point) -> float:
 def _clipped(polygon: list[Point], sides: Sequence[Affine]) -> list[Point]:
     """The part of a convex polygon where every side is <= 0 (Sutherland and Hodgman)."""
     for side in sides:
-        kept: list[Point] = []
+        vertices: list[Point] = []
         for start, end in zip(polygon, [*polygon[1:], *polygon[:1]], strict=True):
             before, after = _value(side, start), _value(side, end)
             if before <= EQUAL:
-                kept.append(start)
+                vertices.append(start)
             if min(before, after) < -EQUAL and max(before, after) > EQUAL:
                 share = before / (before - after)
-                kept.append((start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1])))
-        polygon = kept
+                vertices.append((start[0] + share * (end[0] - start[0]), start[1] + share * (end[1] - start[1])))
+        polygon = vertices
     return polygon if len(polygon) > 2 else []
 
 
 def _stable(region: list[Point], sides: Sequence[Affine], phase: Callable[[float, float], Phase]) -> list[Segment]:
-    """The edges of the region that lie on one of its sides, not on the frame of the window."""
-    found = []
+    """Return the edges of the region that lie on one of its sides, not on the frame of the window."""
+    segments = []
     for start, end in zip(region, [*region[1:], *region[:1]], strict=True):
         on_side = any(abs(_value(side, start)) < 1e-7 > abs(_value(side, end)) for side in sides if side[1] or side[2])
         if on_side and start != end:
-            found.append(Segment(phase((start[0] + end[0]) / 2, (start[1] + end[1]) / 2), start, end))
-    return found
+            segments.append(Segment(phase((start[0] + end[0]) / 2, (start[1] + end[1]) / 2), start, end))
+    return segments

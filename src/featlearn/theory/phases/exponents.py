@@ -7,7 +7,7 @@ from featlearn.theory.arguments import checked_count, checked_number
 
 
 def checked_exponent(value: Any, name: str) -> float:
-    """A finite real number, given as one or as a tensor of one element."""
+    """Return a finite real number, given as one or as a tensor of one element."""
     return checked_number(value, name, hint="it is a power of kappa") + 0.0  # no negative zero
 
 
@@ -69,7 +69,7 @@ class Exponents:
         return (self.rate_u + self.rate_w) / 2
 
     def at_rate(self, rate: float, *, gamma: float | None = None) -> "Exponents":
-        """The same with another mean rate, and another gamma if given; the difference of the rates is kept."""
+        """Return the same with another mean rate, and another gamma if given; the difference of the rates is kept."""
         shift = checked_exponent(rate, "rate") - self.rate
         return replace(
             self,
@@ -79,7 +79,7 @@ class Exponents:
         )
 
     def at(self, kappa: float, *, width: int = 1, rate: float = 1.0, scale: float = 1.0) -> Hyperparameters:
-        """The hyperparameters for one kappa >= 1; `width`, `rate` and `scale` are those of kappa = 1."""
+        """Return the hyperparameters for one kappa >= 1; `width`, `rate` and `scale` are those of kappa = 1."""
         kappa = checked_number(kappa, "kappa", least=1.0, hint="limits are those of large kappa")
         width, rate = checked_count(width, "width"), checked_number(rate, "rate")
         scale = checked_number(scale, "scale")

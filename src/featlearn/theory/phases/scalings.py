@@ -24,26 +24,30 @@ def stable_rate(exponents: Exponents) -> float:
 
 
 def learning_scaling(exponents: Exponents, rate: float | None = None) -> Exponents:
-    """The same start in the feature learning phase (Xu & Ziyin 2024, Cor. 2): gamma = -rate with rate >= s.
+    """Return the same start in the feature learning phase (Xu & Ziyin 2024, Cor. 2): gamma = -rate with rate >= s.
 
     `rate` is the exponent of the learning rates, by default the smallest allowed, s = d + max(u, w) for equal rates:
     there both parts of the speed stay. Replaces gamma and the rates, whose difference is kept.
     """
     size = _size(exponents)
-    chosen = size if rate is None else checked_exponent(rate, "rate")
-    if chosen < size - EQUAL:
-        raise InputValueError(f"rate={chosen}, expected at least {size} for feature learning; below it, kernel_scaling")
-    return exponents.at_rate(chosen, gamma=-chosen)
+    rate_exponent = size if rate is None else checked_exponent(rate, "rate")
+    if rate_exponent < size - EQUAL:
+        raise InputValueError(
+            f"rate={rate_exponent}, expected at least {size} for feature learning; below it, kernel_scaling"
+        )
+    return exponents.at_rate(rate_exponent, gamma=-rate_exponent)
 
 
 def kernel_scaling(exponents: Exponents, rate: float | None = None) -> Exponents:
-    """The same start in the kernel phase (Xu & Ziyin 2024, Cor. 3): gamma = -(s + rate) / 2 with rate < s.
+    """Return the same start in the kernel phase (Xu & Ziyin 2024, Cor. 3): gamma = -(s + rate) / 2 with rate < s.
 
     `rate` is the exponent of the learning rates, by default s - 1, s = d + max(u, w) for equal rates. Replaces gamma
     and the rates, whose difference is kept. A kernel phase only if P / Q -> 1: see `start_is_balanced`.
     """
     size = _size(exponents)
-    chosen = size - 1 if rate is None else checked_exponent(rate, "rate")
-    if chosen > size - EQUAL:
-        raise InputValueError(f"rate={chosen}, expected less than {size} for the kernel phase; else learning_scaling")
-    return exponents.at_rate(chosen, gamma=-(size + chosen) / 2)
+    rate_exponent = size - 1 if rate is None else checked_exponent(rate, "rate")
+    if rate_exponent > size - EQUAL:
+        raise InputValueError(
+            f"rate={rate_exponent}, expected less than {size} for the kernel phase; else learning_scaling"
+        )
+    return exponents.at_rate(rate_exponent, gamma=-(size + rate_exponent) / 2)

@@ -30,7 +30,7 @@ class Column(NamedTuple):
 
 
 def column(exponents: Exponents, *, balanced_start: bool = True, kernel_rate: float | None = None) -> Column:
-    """The column of any scaling (Xu & Ziyin 2024, Table 1); its rates enter by their difference alone.
+    """Return the column of any scaling (Xu & Ziyin 2024, Table 1); its rates enter by their difference alone.
 
     `kernel_rate` is the free choice that Cor. 3 leaves, as in `kernel_scaling`.
     """

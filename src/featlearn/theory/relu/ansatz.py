@@ -34,7 +34,7 @@ def ansatz(D: Tensor, V: Tensor, phi: Tensor) -> Ansatz:
     Holds best for orthogonal samples; at the sizes of Shan & Bordelon 2021b the slope is 0.48 to 0.50 early and 0.41 to
     0.45 late. One sample has no pair: nan.
     """
-    gates, features, readout = (checked_finite(each, name) for each, name in ((D, "D"), (phi, "phi"), (V, "V")))
+    gates, features, readout = (checked_finite(value, name) for value, name in ((D, "D"), (phi, "phi"), (V, "V")))
     if gates.dim() != 2 or features.shape != gates.shape or readout.dim() not in (1, 2):
         raise InputValueError(
             f"D has shape {tuple(gates.shape)}, V {tuple(readout.shape)} and phi {tuple(features.shape)}, expected "

@@ -34,21 +34,21 @@ def solve(
     from scipy.integrate import solve_ivp
 
     target, moments = checked_vector(y, "y"), checked_time_axis(times, increasing=True)
-    first, second = (checked_square(each, name, target) for each, name in ((K_V, "K_V"), (K_W, "K_W")))
+    first, second = (checked_square(kernel, name, target) for kernel, name in ((K_V, "K_V"), (K_W, "K_W")))
     begin = torch.zeros_like(target) if f0 is None else checked_vector(f0, "f0", len(target)).to(target.device)
-    eta, samples, wanted = checked_rate(rate), len(target), target.cpu().numpy()
+    eta, samples, targets = checked_rate(rate), len(target), target.cpu().numpy()
     rest = second - torch.diag(second.diagonal())
     fixed = rest.cpu().numpy()
 
     def velocity(_: float, state: Any) -> Any:
         f, hidden = state[:samples], state[samples : 2 * samples]
         readout = state[2 * samples :].reshape(samples, samples)
-        residual = wanted - f
-        own = residual * f
+        residual = targets - f
+        products = residual * f
         outer = numpy.outer(residual, f)
         moved = (readout + fixed) @ residual + hidden * residual
-        grown = (outer + outer.T) / 2 + numpy.diag(own)
-        return eta * numpy.concatenate([moved, own + own.sum(), grown.ravel()])
+        grown = (outer + outer.T) / 2 + numpy.diag(products)
+        return eta * numpy.concatenate([moved, products + products.sum(), grown.ravel()])
 
     start = torch.cat([begin, second.diagonal(), first.flatten()]).cpu().numpy()
     last = max(float(moments[-1]), 1e-300)

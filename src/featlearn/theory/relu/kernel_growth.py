@@ -57,8 +57,8 @@ def growth_rates(
         raise InputValueError("y is 0, expected a direction; pass direction=")
     eta, z, residual, samples = checked_rate(rate), task / task.norm(), target - outputs, len(target)
     if Q is None:
-        own, both = residual * outputs, (residual * outputs).sum(-1)
-        weighted = (z.square() * own).sum(-1)
+        products, both = residual * outputs, (residual * outputs).sum(-1)
+        weighted = (z.square() * products).sum(-1)
         return GrowthRates(
             readout_task=eta * (weighted + (residual @ z) * (outputs @ z)),
             readout_mean=2 * eta / samples * both,
@@ -101,7 +101,7 @@ class Growth(Prediction):
 
     def curves(self) -> dict[str, Tensor]:
         """Loss and the two parts along the target and on average; alignment and norm where the kernel is known."""
-        found = {
+        result = {
             "loss": self.loss,
             "ntk/readout/task": self.readout_task,
             "ntk/readout/mean": self.readout_mean,
@@ -109,8 +109,8 @@ class Growth(Prediction):
             "ntk/hidden/mean": self.hidden_mean,
         }
         if self.kernels is not None and self.alignment is not None:
-            found |= {"ntk/alignment": self.alignment, "ntk/norm": torch.linalg.matrix_norm(self.kernels)}
-        return found
+            result |= {"ntk/alignment": self.alignment, "ntk/norm": torch.linalg.matrix_norm(self.kernels)}
+        return result
 
 
 def growth(
@@ -140,8 +140,8 @@ def growth(
     start = _starting_values(K_V, K_W, target)
     rates = growth_rates(target, outputs, rate)
     summed = [
-        value + torch.cat([moments.new_zeros(1), torch.cumulative_trapezoid(each, moments)])
-        for value, each in zip(start, rates, strict=True)
+        value + torch.cat([moments.new_zeros(1), torch.cumulative_trapezoid(rate_of_growth, moments)])
+        for value, rate_of_growth in zip(start, rates, strict=True)
     ]
     return Growth(moments, outputs, (outputs - target).square().sum(-1), *summed)
 

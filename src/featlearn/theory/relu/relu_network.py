@@ -18,7 +18,7 @@ def checked_outputs(f: Any, target: Tensor) -> Tensor:
 
 
 def checked_rate(value: Any) -> float:
-    """A number >= 0."""
+    """Return a number >= 0."""
     return checked_number(value, "rate", least=0.0, hint="see fl.dynamics.rate")
 
 

@@ -33,7 +33,7 @@ def split_kernel(
     """
     left, first, readout = checked_finite(X, "X"), checked_finite(W, "W"), checked_finite(V, "V")
     right = left if X2 is None else checked_finite(X2, "X2").to(left.device)
-    shapes = [tuple(each.shape) for each in (left, first, readout, right)]
+    shapes = [tuple(tensor.shape) for tensor in (left, first, readout, right)]
     fits = left.dim() == first.dim() == right.dim() == 2 and left.shape[1] == first.shape[1] == right.shape[1]
     if not fits or readout.dim() not in (1, 2) or readout.shape[-1] != len(first):
         raise InputValueError(
@@ -41,9 +41,9 @@ def split_kernel(
             "(C, M), and (P2, D)"
         )
     first, readout = first.to(left.device), readout.to(left.device)
-    preactivations = [hidden_scale * each @ first.T for each in (left, right)]
-    features, other = (torch.relu(each) for each in preactivations)
-    gates, beyond = ((each > 0).double() for each in preactivations)
+    preactivations = [hidden_scale * tensor @ first.T for tensor in (left, right)]
+    features, other = (torch.relu(tensor) for tensor in preactivations)
+    gates, beyond = ((tensor > 0).double() for tensor in preactivations)
     weighted = (gates * readout.square()[..., None, :]) @ beyond.T
     scale = readout_scale**2
     return SplitKernel(scale * features @ other.T, scale * hidden_scale**2 * (left @ right.T) * weighted)
