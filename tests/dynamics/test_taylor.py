@@ -179,7 +179,7 @@ def test_logits_are_read_and_other_outputs_refused():
     model, x, _ = built("mlp")
     torch.testing.assert_close(dynamics.linearize(Wrapped(model, Logits))(x), model(x))
     for wrap in (lambda f: {"logits": f}, lambda f: (f, f), lambda f: None):
-        with pytest.raises(fl.FeatlearnError, match=r"expected one tensor or an object with \.logits; wrap"):
+        with pytest.raises(fl.FeatlearnError, match=r"expected a tensor or an object with \.logits; wrap"):
             dynamics.linearize(Wrapped(model, wrap))(x)
 
 

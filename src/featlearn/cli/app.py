@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from inspect import BoundArguments
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.config import Dict
@@ -138,7 +138,7 @@ def _run_command(words: list[str]) -> int:
         prints = isinstance(getattr(command, "__self__", None), App)  # --help and --version
         answer: Answer | None = None if prints else command(*bound.args, **bound.kwargs)
     except CycloptsError as error:
-        return _report_error(words, _parser_message(error), USAGE)
+        return _report_error(words, f"{' '.join(str(error).split())} Try --help.", USAGE)
     except UsageError as error:
         return _report_error(words, str(error), USAGE)
     except BrokenPipeError:
@@ -154,7 +154,7 @@ def _run_command(words: list[str]) -> int:
         with suppress(SystemExit):  # raised by rich if the reader of --help has closed the pipe
             command(*bound.args, **bound.kwargs)
         return DONE
-    _print(document(answer.data) if "--json" in words else answer.text, sys.stdout)
+    print(document(answer.data) if "--json" in words else answer.text, flush=True)
     return answer.code
 
 
@@ -188,30 +188,21 @@ def _from_file(path: Path, command: App) -> Dict:
     return Dict(values, source=str(path), use_commands_as_keys=False)
 
 
-def _parser_message(error: CycloptsError) -> str:
-    """Return the parser's message on a single line, with a hint."""
-    return f"{' '.join(str(error).split())} Try --help."
-
-
 def _report_error(words: Sequence[str], message: str, code: int) -> int:
     if "--debug" in words or os.environ.get("FEATLEARN_DEBUG"):
         traceback.print_exc()
     else:
         _print_error(message)
     if "--json" in words:
-        _print(document({"error": message}), sys.stdout)
+        print(document({"error": message}), flush=True)
     return code
 
 
 def _print_error(message: str) -> None:
-    _print(f"featlearn: {message}", sys.stderr)
+    print(f"featlearn: {message}", file=sys.stderr, flush=True)
 
 
 def _drop_output() -> None:
     """Discard buffered output, which Python would try to write again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _print(text: str, stream: TextIO) -> None:
-    print(text, file=stream, flush=True)

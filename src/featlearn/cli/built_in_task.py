@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,7 @@ def built_in_task(settings: Settings) -> TrainingTask:
             None if test is None else (test[0], _one_hot(test[1], classes) - shift),
         )
     return TrainingTask(
-        model=_network(settings, x, outputs),
-        x=x,
-        y=y,
-        test=test,
-        loss=function(settings.loss),
-        loss_name=settings.loss,
+        model=_network(settings, x, outputs), x=x, y=y, test=test, loss=function(settings.loss), loss_name=settings.loss
     )
 
 
@@ -77,7 +73,7 @@ def _samples(settings: Settings) -> tuple[Pair, Pair | None]:
     if test is None:  # samples not used for training
         test = train[0][rest], train[1][rest]
     unseen = test[0][: settings.test], test[1][: settings.test]
-    reshape = _images if settings.model == "cnn" else _rows
+    reshape = _images if settings.model == "cnn" else partial(torch.flatten, start_dim=1)
     too_few = len(unseen[0]) < 2
     return (reshape(train[0][indices]), train[1][indices]), None if too_few else (reshape(unseen[0]), unseen[1])
 
@@ -134,10 +130,6 @@ def _tensor(values: numpy.ndarray, name: str, path: Path) -> Tensor:
     if not bool(torch.isfinite(tensor).all()):
         raise InputValueError(f"{name} of {path} has entries that are nan or infinite")
     return tensor
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.flatten(1)
 
 
 def _images(x: Tensor) -> Tensor:

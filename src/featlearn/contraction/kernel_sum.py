@@ -95,15 +95,8 @@ class KernelSum:
     ) -> None:
         """Add the diagonal block of some samples, parameter by parameter; free gradients after each."""
         for name, gradients in captured if self.callback else _concatenate_small(captured, self.keys):
-            self.add(
-                name,
-                gradients,
-                gradients,
-                rows,
-                rows,
-                directions,
-                None if grams is None else grams.setdefault(name, {}),
-            )
+            row_grams = None if grams is None else grams.setdefault(name, {})
+            self.add(name, gradients, gradients, rows, rows, directions, row_grams)
             del gradients
 
     def mirror(self, directions: slice) -> None:

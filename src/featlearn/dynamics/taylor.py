@@ -63,7 +63,7 @@ class TaylorModel(nn.Module):
         def outputs(weights: dict[str, Tensor]) -> Tensor:
             with ElementaryOps():
                 output = torch.func.functional_call(self.network, weights, args, kwargs)
-            return _one_tensor(output)
+            return single_tensor(output)
 
         def first_order(weights: dict[str, Tensor]) -> Any:
             return torch.func.jvp(outputs, (weights,), (displacement,))  # f, J d
@@ -85,11 +85,12 @@ class TaylorModel(nn.Module):
                 )
 
 
-def _one_tensor(output: Any) -> Tensor:
+def single_tensor(output: Any) -> Tensor:
+    """Return the tensor in an output: the output, or its logits."""
     tensor = getattr(output, "logits", output)
     if not isinstance(tensor, Tensor):
         raise InputTypeError(
-            f"the model gives {type(output).__name__}, expected one tensor or an object with .logits; wrap the model "
+            f"the model returns {type(output).__name__}, expected a tensor or an object with .logits; wrap the model "
             "in a module that picks the tensor"
         )
     return tensor

@@ -126,11 +126,8 @@ def _read_columns(
     """Return K[drawn, among], squared norms of the drawn rows, and their products with targets, in float64."""
     group, empty = columns.group, torch.zeros(0, dtype=torch.float64, device="cpu")
     if not len(drawn):
-        return (
-            empty.reshape(0, len(among) * group),
-            empty,
-            None if targets is None else empty.reshape(0, targets.shape[1]),
-        )
+        overlaps = None if targets is None else empty.reshape(0, targets.shape[1])
+        return empty.reshape(0, len(among) * group), empty, overlaps
 
     def products(rows: Tensor, places: Tensor) -> tuple[Tensor, ...]:
         between = rows.new_zeros(len(rows), len(among) * group)

@@ -4,15 +4,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
-from featlearn.shapes import (
-    REMAINDER,
-    checked_kernel,
-    checked_targets,
-    checked_tensor,
-    ratio,
-    rounding,
-    scaled,
-)
+from featlearn.shapes import REMAINDER, checked_kernel, checked_targets, checked_tensor, ratio, rounding, scaled
 from featlearn.shapes import centered as without_constant
 from featlearn.signatures import name_keywords
 
@@ -31,17 +23,14 @@ def kernel_distance(K1: Tensor, K2: Tensor, *, centered: bool = False) -> Tensor
     if a.dim() < 2 or b.dim() < 2 or a.shape[-2:] != b.shape[-2:] or not a.numel() or not b.numel():
         raise InputValueError(f"K1 has shape {tuple(a.shape)} and K2 {tuple(b.shape)}, expected kernels of equal size")
     _refuse_unequal_stacks(("K1", a), ("K2", b))
-    a, b = (_normalized(_centered(kernel) if centered else kernel) for kernel in (a, b.to(a.device)))
+    a, b = (_normalized(kernel, centered) for kernel in (a, b.to(a.device)))
     # 1 - cos = |a - b|^2 / 2 keeps its digits where the kernels are nearly parallel.
     return (a - b).square().sum((-2, -1)) / 2
 
 
-def _centered(kernel: Tensor) -> Tensor:
-    return without_constant(scaled(kernel, (-2, -1))[0])
-
-
-def _normalized(kernel: Tensor) -> Tensor:
+def _normalized(kernel: Tensor, centered: bool) -> Tensor:
     kernel = scaled(kernel, (-2, -1))[0]
+    kernel = scaled(without_constant(kernel), (-2, -1))[0] if centered else kernel
     return ratio(kernel, torch.linalg.matrix_norm(kernel, keepdim=True).expand_as(kernel))
 
 

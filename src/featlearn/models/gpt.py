@@ -6,13 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import InputValueError
-from featlearn.models.layers import (
-    Activation,
-    Linear,
-    Parametrization,
-    WeightInitialization,
-    activation_function,
-)
+from featlearn.models.layers import Activation, Linear, Parametrization, WeightInitialization, activation_function
 from featlearn.shapes import checked_number
 from featlearn.theory.arguments import checked_count
 

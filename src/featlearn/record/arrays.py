@@ -17,11 +17,7 @@ from featlearn.record.files import damage, member
 from featlearn.record.layout import LARGEST_ARRAYS, MOST_ARRAYS, checked_name
 
 # They parse headers of at most 10,000 characters as literals; version 3.0 differs in the encoding of field names.
-_HEADERS = {
-    (1, 0): npy.read_array_header_1_0,
-    (2, 0): npy.read_array_header_2_0,
-    (3, 0): npy.read_array_header_2_0,
-}
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0, (3, 0): npy.read_array_header_2_0}
 _HEADER = 2**12  # upper bound on the header of an array, in bytes
 _KINDS = "biufc"  # booleans, integers, real and complex numbers
 

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from featlearn.dynamics.taylor import single_tensor
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.shapes import checked_number
 from featlearn.signatures import name_keywords
@@ -70,21 +71,11 @@ class ScaledOutput(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return factor (f - f0) of the inputs."""
-        output = _one_tensor(self.network(*args, **kwargs))
+        output = single_tensor(self.network(*args, **kwargs))
         if self.start is not None:
-            output = output - _one_tensor(self.start(*args, **kwargs))
+            output = output - single_tensor(self.start(*args, **kwargs))
         return output * self.factor
 
     def extra_repr(self) -> str:
         """Return the settings for `print(model)`."""
         return f"factor={self.factor:g}, center={self.start is not None}"
-
-
-def _one_tensor(output: Any) -> Tensor:
-    tensor = getattr(output, "logits", output)
-    if not isinstance(tensor, Tensor):
-        raise InputTypeError(
-            f"the model returns {type(output).__name__}, expected one tensor or an object with .logits; wrap the model "
-            "in a module that returns the tensor"
-        )
-    return tensor

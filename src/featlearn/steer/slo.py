@@ -71,13 +71,7 @@ class SLO(Optimizer):
         keep_output_scale: bool = False,
         foreach: bool | None = None,
     ):
-        defaults = {
-            "lr": lr,
-            "eps": eps,
-            "speed": speed,
-            "keep_output_scale": keep_output_scale,
-            "foreach": foreach,
-        }
+        defaults = {"lr": lr, "eps": eps, "speed": speed, "keep_output_scale": keep_output_scale, "foreach": foreach}
         refuse_bad_options(defaults)
         super().__init__(checked_parameters(params), defaults)
 

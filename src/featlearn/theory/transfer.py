@@ -64,12 +64,7 @@ class LearningCurve:
 
 
 def learning_curve(
-    samples: Numbers,
-    dimension: Numbers,
-    spike: Numbers,
-    overlap: Numbers,
-    ridge: Numbers = 0.0,
-    noise: Numbers = 0.0,
+    samples: Numbers, dimension: Numbers, spike: Numbers, overlap: Numbers, ridge: Numbers = 0.0, noise: Numbers = 0.0
 ) -> LearningCurve:
     """Error on a new task w of a kernel K = x^T (A beta beta^T + I) x' that has learned beta.
 

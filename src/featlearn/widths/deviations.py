@@ -169,9 +169,7 @@ def infer_phase(weights: Mapping[str, Weight], update: Update, is_known: bool) -
     others = [weight for weight in matrices if weight.powers.kind != "output"]
     if is_known and readouts:
         # entries of the readout, at the start and after a step; gradients behind it are of that size
-        entries = [_snap(weight.powers.gain) - 0.5 for weight in readouts] + [
-            _snap(weight.powers.rate) - 1 for weight in readouts
-        ]
+        entries = [entry for w in readouts for entry in (_snap(w.powers.gain) - 0.5, _snap(w.powers.rate) - 1)]
         readout_power = max(value for value in entries if not math.isnan(value))
         effects = [
             _snap(weight.powers.rate) + (readout_power if update == "proportional" else 0.0) for weight in others

@@ -49,13 +49,7 @@ class IntegratedPath(Prediction):
 
 
 def integrate(
-    K0: Tensor,
-    y: Tensor,
-    gamma: float,
-    times: Numbers,
-    *,
-    f0: Tensor | None = None,
-    rate: float = 1.0,
+    K0: Tensor, y: Tensor, gamma: float, times: Numbers, *, f0: Tensor | None = None, rate: float = 1.0
 ) -> IntegratedPath:
     """Return the equations of `solve` integrated step by step (DOP853, relative tolerance 1e-12), arguments as there.
 

@@ -19,14 +19,7 @@ class Scalar(NamedTuple):
     """C = psi^2 + gamma Delta^2"""
 
 
-def scalar(
-    times: Numbers,
-    psi0: Numbers,
-    residual0: Numbers,
-    gamma: Numbers,
-    *,
-    rate: Numbers = 1.0,
-) -> Scalar:
+def scalar(times: Numbers, psi0: Numbers, residual0: Numbers, gamma: Numbers, *, rate: Numbers = 1.0) -> Scalar:
     """One sample with one feature: dDelta/dt = -rate psi^2 Delta, dpsi/dt = rate gamma psi Delta^2.
 
     See Shan & Bordelon 2021a, Eq. 24 to 27.

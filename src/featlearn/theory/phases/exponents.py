@@ -72,10 +72,7 @@ class Exponents:
         """Return the same with another mean rate, and another gamma if given; the difference of the rates is kept."""
         shift = checked_exponent(rate, "rate") - self.rate
         return replace(
-            self,
-            gamma=self.gamma if gamma is None else gamma,
-            rate_u=self.rate_u + shift,
-            rate_w=self.rate_w + shift,
+            self, gamma=self.gamma if gamma is None else gamma, rate_u=self.rate_u + shift, rate_w=self.rate_w + shift
         )
 
     def at(self, kappa: float, *, width: int = 1, rate: float = 1.0, scale: float = 1.0) -> Hyperparameters:

@@ -30,12 +30,10 @@ def learning_scaling(exponents: Exponents, rate: float | None = None) -> Exponen
     there both parts of the speed stay. Replaces gamma and the rates, whose difference is kept.
     """
     size = _size(exponents)
-    rate_exponent = size if rate is None else checked_exponent(rate, "rate")
-    if rate_exponent < size - EQUAL:
-        raise InputValueError(
-            f"rate={rate_exponent}, expected at least {size} for feature learning; below it, kernel_scaling"
-        )
-    return exponents.at_rate(rate_exponent, gamma=-rate_exponent)
+    power = size if rate is None else checked_exponent(rate, "rate")
+    if power < size - EQUAL:
+        raise InputValueError(f"rate={power}, expected at least {size} for feature learning; below it, kernel_scaling")
+    return exponents.at_rate(power, gamma=-power)
 
 
 def kernel_scaling(exponents: Exponents, rate: float | None = None) -> Exponents:
@@ -45,9 +43,7 @@ def kernel_scaling(exponents: Exponents, rate: float | None = None) -> Exponents
     and the rates, whose difference is kept. A kernel phase only if P / Q -> 1: see `start_is_balanced`.
     """
     size = _size(exponents)
-    rate_exponent = size - 1 if rate is None else checked_exponent(rate, "rate")
-    if rate_exponent > size - EQUAL:
-        raise InputValueError(
-            f"rate={rate_exponent}, expected less than {size} for the kernel phase; else learning_scaling"
-        )
-    return exponents.at_rate(rate_exponent, gamma=-(size + rate_exponent) / 2)
+    power = size - 1 if rate is None else checked_exponent(rate, "rate")
+    if power > size - EQUAL:
+        raise InputValueError(f"rate={power}, expected less than {size} for the kernel phase; else learning_scaling")
+    return exponents.at_rate(power, gamma=-(size + power) / 2)

@@ -35,12 +35,7 @@ def column(exponents: Exponents, *, balanced_start: bool = True, kernel_rate: fl
     `kernel_rate` is the free choice that Cor. 3 leaves, as in `kernel_scaling`.
     """
     plain = exponents.at_rate(0.0)
-    limits = (
-        plain,
-        plain.at_rate(stable_rate(plain)),
-        learning_scaling(plain),
-        kernel_scaling(plain, kernel_rate),
-    )
+    limits = (plain, plain.at_rate(stable_rate(plain)), learning_scaling(plain), kernel_scaling(plain, kernel_rate))
     return Column(*(Cell(limit, classify(limit, balanced_start)) for limit in limits))
 
 

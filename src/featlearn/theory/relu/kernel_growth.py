@@ -114,13 +114,7 @@ class Growth(Prediction):
 
 
 def growth(
-    times: Numbers,
-    f: Tensor,
-    y: Tensor,
-    rate: float = 1.0,
-    *,
-    K_V: Tensor | None = None,
-    K_W: Tensor | None = None,
+    times: Numbers, f: Tensor, y: Tensor, rate: float = 1.0, *, K_V: Tensor | None = None, K_W: Tensor | None = None
 ) -> Growth:
     """The kernel's growth along a run whose outputs are known: `growth_rates` summed over time.
 
