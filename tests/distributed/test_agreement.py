@@ -67,9 +67,9 @@ def test_shares_are_those_of_chunk(samples: int):
 @pytest.mark.parametrize(
     ("group", "kind", "word"),
     [
-        ("world", InputValueError, "no process group is initialized"),
+        ("world", InputValueError, "without an initialized process group"),
         ("all", InputValueError, "expected 'world'"),
-        (3, InputTypeError, "of a DeviceMesh pass"),
+        (3, InputTypeError, "for a DeviceMesh, pass"),
     ],
 )
 def test_a_group_that_is_none_is_refused(group: object, kind: type[Exception], word: str):
