@@ -132,7 +132,7 @@ def test_it_takes_what_the_model_takes_and_gives_logits():
     model = Wrapped()
     x = torch.randn(4, 3)
     torch.testing.assert_close(scale_output(model, 2.0, center=False)(x, shift=1.0), 2 * (model.layer(x) + 1))
-    with pytest.raises(fl.errors.InputTypeError, match=r"tuple.*one tensor"):
+    with pytest.raises(fl.errors.InputTypeError, match=r"tuple.*a tensor"):
         scale_output(nn.LSTM(3, 2), 2.0)(x)
 
 

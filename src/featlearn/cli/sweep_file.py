@@ -47,7 +47,10 @@ def read_sweep_file(path: Path) -> SweepFile:
     _check(entries, ENTRIES, str(path))
     _check(entries.get("map", {}), MAP, f"[map] of {path}")
     if ("grid" in entries) == ("points" in entries):
-        raise UsageError(f"{path} has {'both' if 'grid' in entries else 'neither'} [grid] and [[points]], expected one")
+        raise UsageError(
+            f"{path} has {'both' if 'grid' in entries else 'neither'} [grid] and [[points]], expected exactly one of "
+            "them"
+        )
     if "subject" in entries and "function" in entries:
         raise UsageError(
             f"{path} has subject and function, expected either a network to diagnose or a function to call"

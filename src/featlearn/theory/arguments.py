@@ -1,4 +1,4 @@
-"""The boundary checks that the theories share: numbers, times, counts, rows, vectors and sources of randomness."""
+"""Argument checks of the theories: numbers, times, counts, rows, vectors, and generators."""
 
 from collections.abc import Sequence
 from numbers import Integral, Real
@@ -13,13 +13,13 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.shapes import checked_finite, checked_tensor
 
 Numbers = float | Sequence[float] | NDArray[Any] | Tensor
-"""One number or several of any shape."""
+"""A number, or numbers of any shape."""
 
 _SEED = 7_305_849_120_463
 
 
 class Bounds(TypedDict, total=False):
-    """What numbers must satisfy, besides not being nan."""
+    """Bounds on numbers, which must not be nan."""
 
     above: float
     """all are larger"""

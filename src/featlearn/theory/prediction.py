@@ -1,4 +1,4 @@
-"""What a theory predicts along training, under the names a measured run has, so that one can be laid over the other."""
+"""Predictions of theories over training, with the names of measured runs, so that both can be plotted together."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ NAMES: Mapping[str, str] = {
     "layers/second_norm": "norm of the second layer",
     "strength": "strength of the mode",
 }
-"""The quantities that predictions and runs share, with what their axes say."""
+"""Quantities shared by predictions and runs -> axis labels."""
 
 
 class Prediction(ABC):

@@ -1,4 +1,4 @@
-"""What gradient flow conserves between the layers of a linear network, and how far from balanced it leaves them.
+"""Quantities conserved by gradient flow between layers of a linear network, and distance from balance.
 
 W^l W^lT - W^(l+1)T W^(l+1) stays what it was at the start, for any loss (Atanasov et al. 2022, Eq. 55, App. D). `u_l`
 is the singular value of a learned mode in layer l; the product of all is s.

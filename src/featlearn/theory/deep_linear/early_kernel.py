@@ -70,7 +70,7 @@ def two_layer_kernel(
 
 @dataclass(frozen=True)
 class TwoLayerStart:
-    """What of the initial weights matters."""
+    """Statistics of the initial weights that enter the solution."""
 
     s: Tensor
     """> 0"""
@@ -88,7 +88,7 @@ class TwoLayerStart:
 
     @staticmethod
     def of(W0: Any, a0: Any, beta: Any, s: Any, covariance: Any = None) -> "TwoLayerStart":
-        """From the weights, after the boundary check."""
+        """Create the statistics from checked weights."""
         first, last = checked_finite(W0, "W0"), checked_finite(a0, "a0")
         if first.dim() != 2 or last.shape != first.shape[:1]:
             raise InputValueError(
@@ -136,7 +136,7 @@ class TwoLayerStart:
         return self.metric0 + grown[..., None] * spike + cross + cross.mT
 
     def _tilted(self, moments: Tensor, even: Tensor, odd: Tensor, power: float) -> Tensor:
-        """What goes with cosh st and sinh st, inside the span of the data and outside."""
+        """Return the coefficients of cosh st and sinh st, inside and outside the span of the data."""
         if self.span is None or power == 0:
             return self._hyperbolic(moments, even, odd, 1, power)
         even_in, odd_in = self.span @ even, self.span @ odd

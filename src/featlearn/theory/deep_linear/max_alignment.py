@@ -1,4 +1,4 @@
-"""How well the final kernel of a linear network is aligned with its task.
+"""Alignment of the final kernel of a linear network with its task.
 
 See Atanasov et al. 2022, App. E.2 (dashed lines in the figures).
 """
@@ -59,7 +59,7 @@ def whitened_max_alignment(
 
 
 def traced_metric(s: Tensor, v: Tensor, outputs: int, depth: int) -> Tensor:
-    """1/C sum_c M^cc (D, D) of a balanced network with modes of strength s (R,) along the inputs v (R, D)."""
+    """Compute 1/C sum_c M^cc (D, D) of a balanced network with modes of strength s (R,) along the inputs v (R, D)."""
     inside, outside = _traced_spectrum(s, depth, outputs)
     spikes: Tensor = (v.T * (inside - outside)) @ v
     return spikes + outside * torch.eye(v.shape[1], dtype=s.dtype, device=s.device)

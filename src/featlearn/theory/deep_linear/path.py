@@ -1,4 +1,4 @@
-"""What a linear network does along training, in the measured quantities of a run."""
+"""Training of a linear network over time, in the quantities of a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class LinearPath(Prediction):
 
 @dataclass(frozen=True)
 class Task:
-    """A training set, and all that its size does not enter."""
+    """A training set and its statistics that do not depend on its size."""
 
     X: Tensor
     """(P, D)"""
@@ -81,7 +81,7 @@ class Task:
 
     @staticmethod
     def of(X: Tensor, y: Tensor) -> "Task":
-        """From inputs (P, D) and targets (P,) or (P, C), checked."""
+        """Create a task from checked inputs (P, D) and targets (P,) or (P, C)."""
         targets = y.reshape(len(X), -1)
         weights = teacher(X, targets)
         z, s, v = modes(weights)
@@ -138,6 +138,6 @@ class Task:
         )
 
     def _kernel_sums(self, metric: Tensor) -> Tensor:
-        """<K, Y Y^T>, |K|^2 and the trace, without a P x P matrix."""
+        """Compute <K, Y Y^T>, |K|^2, and the trace, without a P x P matrix."""
         product = metric @ self.second
         return torch.stack([(self.moment * (metric @ self.moment)).sum(), (product * product.T).sum(), product.trace()])

@@ -1,4 +1,4 @@
-"""How one mode of a balanced linear network is learned (Atanasov et al. 2022, Sec. 4.1.1, App. E.1).
+"""Learning of a mode of a balanced linear network (Atanasov et al. 2022, Sec. 4.1.1, App. E.1).
 
 A balanced network has the layers W^l = u r_{l+1} r_l^T with unit vectors r; c = u^L is the strength of its one mode,
 s that of the teacher, L = `weight_layers` the number of weight matrices. On whitened inputs
@@ -129,7 +129,7 @@ def _path(times: Any, s: Any, c0: Any, weight_layers: int) -> tuple[Tensor, Tens
 
 
 def _regimes(s: Tensor, c0: Tensor, depth: int) -> dict[str, Tensor]:
-    """Where which form holds; nowhere for fixed points."""
+    """Return masks of the regimes; all False at fixed points."""
     if depth == 1:
         return {"linear": c0 != s}
     ahead = torch.where(c0.sign() == s.sign(), c0.abs() - s.abs(), torch.nan)
@@ -143,7 +143,7 @@ def _regimes(s: Tensor, c0: Tensor, depth: int) -> dict[str, Tensor]:
 
 
 def _end(s: Tensor, c0: Tensor, depth: int) -> Tensor:
-    """Where c goes."""
+    """Return the limit of c."""
     stuck = (c0.sign() != s.sign()) & (depth > 1)
     return torch.where(stuck, torch.zeros_like(s), s)
 

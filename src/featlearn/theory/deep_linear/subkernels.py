@@ -14,7 +14,7 @@ from featlearn.theory.deep_linear.linear_network import checked_weights
 
 
 class LayerTerm(NamedTuple):
-    """What one weight matrix brings to the kernel: K^cc'(x, x') = `coefficients`[c, c'] `gram`[x, x']."""
+    """Contribution of a weight matrix to the kernel: K^cc'(x, x') = `coefficients`[c, c'] `gram`[x, x']."""
 
     coefficients: Tensor
     """alpha (C, C): [B B^T], B the product of the layers above; the identity for the last."""

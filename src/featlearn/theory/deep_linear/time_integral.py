@@ -127,7 +127,7 @@ COORDINATES: Mapping[str, Coordinate] = {"below": _Below(), "above": _Above(), "
 
 
 def _softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x); torch's own drops the 1 from x = 20 on."""
+    """Compute log(1 + e^x); torch's softplus omits the 1 for x >= 20."""
     return torch.logaddexp(x, torch.zeros_like(x))
 
 

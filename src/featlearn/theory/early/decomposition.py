@@ -51,7 +51,7 @@ def mean_and_covariance_terms(
     samples: int | None = None,
     generator: torch.Generator | None = None,
 ) -> MeanAndCovarianceTerms:
-    """What the mean PTK and what its spread over networks gives to the early correlation.
+    """Split the early correlation into contributions of the mean PTK and of its spread over networks.
 
     See Beaglehole et al. 2024, Eq. 7.
 

@@ -32,7 +32,7 @@ def expected_ptk(
     | 2 | a . phi(W1 phi(W0 x)) | (s0, s1, sa) of the entries of W0, W1, a |
 
     No biases, one output, Gaussian weights; `activation` phi is `"relu"` or `"quadratic"`, z^2 (phi' = 2 z). `width` k
-    is that of all hidden layers, or (k1, k2), first layer first. With S = s0 X X^T, S01 the entry of two inputs, S00
+    is that of all hidden layers, or (k1, k2). With S = s0 X X^T, S01 the entry of two inputs, S00
     and S11 their own:
 
     - one hidden ReLU layer: k sa (pi - t0) / (2 pi), cos t0 = S01 / sqrt(S00 S11); exact;

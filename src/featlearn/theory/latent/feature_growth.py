@@ -83,7 +83,7 @@ def _decay(e: Tensor, n: Tensor, m: Tensor) -> Tensor:
 
 
 class Scales(NamedTuple):
-    """What a start given by P and Q alone decides, broadcast over its parameters."""
+    """Quantities determined by P and Q, broadcast over their parameters."""
 
     alpha: Tensor
     """alpha at the times asked for"""

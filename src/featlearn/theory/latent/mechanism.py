@@ -1,4 +1,4 @@
-"""What training did to the two layers: turned them, stretched them, or nothing (Xu & Ziyin 2024, Sec. 3.2 to 3.4)."""
+"""Effect of training on the two layers: rotation, rescaling, or none (Xu & Ziyin 2024, Sec. 3.2 to 3.4)."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -14,7 +14,7 @@ PARALLEL = 1e-12
 
 
 class Mechanism(StrEnum):
-    """What the angle between the layers does."""
+    """Change of the angle between the layers."""
 
     ALIGNMENT = "alignment"
     """the output is too small, or has the wrong sign: zeta moves toward the sign of scale * y"""
@@ -27,7 +27,7 @@ class Mechanism(StrEnum):
 
 
 class Rescaling(StrEnum):
-    """What the norms of u and W x do; they grow and shrink together."""
+    """Change of the norms of u and W x, which grow and shrink together."""
 
     INCREASE = "increase"
     DECREASE = "decrease"

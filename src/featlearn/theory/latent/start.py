@@ -1,4 +1,4 @@
-"""Where training starts, in the variables in which it is solved (Xu & Ziyin 2024, Eq. 4, corrected)."""
+"""Initial values in the variables of the solution (Xu & Ziyin 2024, Eq. 4, corrected)."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -165,7 +165,7 @@ class Latent(Prediction):
 
     @cached_property
     def norms(self) -> Norms:
-        """Lengths of u, W and W x. Erratum: Sec. 3.3 omits the 1/rate_w and 1/rate_u of |u|^2 and |W x|^2."""
+        """Norms of u, W and W x. Erratum: Sec. 3.3 omits the 1/rate_w and 1/rate_u of |u|^2 and |W x|^2."""
         hidden = length(self._hidden)
         across = self.start.W - torch.outer(self.start.v / self.start.rho, self.start.x / self.start.rho)
         return Norms(length(self.u), torch.hypot(length(across.flatten()), hidden / self.start.rho), hidden)
@@ -205,7 +205,7 @@ class Latent(Prediction):
 
     @property
     def final(self) -> State:
-        """Where training ends. K(x, x) is 2 / t_c there, exactly, unless it ends in the saddle."""
+        """Network at the end of training. K(x, x) is 2 / t_c there, exactly, unless it ends in the saddle."""
         end = self._end
         norms = Norms(*(part[0] for part in end.norms))
         return State(end.u[0], end.W[0], end.output[0], end.loss[0], end.ntk[0], end.layer_alignment[0], norms)
@@ -226,12 +226,12 @@ class Latent(Prediction):
 
     @property
     def rescaling(self) -> Rescaling:
-        """What the norms of both layers do (Sec. 3.3). A layer with learning rate zero keeps its norm."""
+        """Change of the norms of both layers (Sec. 3.3). A layer with learning rate zero keeps its norm."""
         return rescaling_of(self.start, self.final.output)
 
     @property
     def attribution(self) -> Attribution:
-        """How much of the change of the output each part made: |f| = |scale| |u| |W x| |zeta|, in logarithms.
+        """Attribute the change of the output to its factors: |f| = |scale| |u| |W x| |zeta|, in logarithms.
 
         The logarithms are nan where f changes its sign, or is zero at the start or at the end.
         """

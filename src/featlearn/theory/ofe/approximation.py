@@ -1,4 +1,4 @@
-"""What the papers give in place of the exact solution."""
+"""The approximate solution of the papers."""
 
 from dataclasses import dataclass
 

@@ -9,7 +9,7 @@ from featlearn.shapes import checked_tensor
 from featlearn.theory.arguments import checked_number
 
 Convention = Literal["ode", "000-eq5", "000-eq21a", "000-eq21b", "001-eq5", "001-eq26", "001-eq27"]
-"""What multiplies the derivative of the next loss; see `step`."""
+"""Factor of the derivative of the next loss; see `step`."""
 
 # (multiple of gamma, whether the rate multiplies too)
 MULTIPLES: dict[str, tuple[float, bool]] = {

@@ -36,7 +36,7 @@ class Eigenmodes:
 
     @property
     def moving(self) -> int:
-        """How many rows belong to modes."""
+        """Number of rows that belong to modes."""
         return len(self.touched)
 
 

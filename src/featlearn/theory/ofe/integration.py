@@ -16,7 +16,7 @@ from featlearn.theory.prediction import Prediction
 
 @dataclass(frozen=True, eq=False)
 class IntegratedPath(Prediction):
-    """What the integration found; T times, P samples, C outputs."""
+    """Numerical solution; T times, P samples, C outputs."""
 
     times: Tensor
     """(T,)"""

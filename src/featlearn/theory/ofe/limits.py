@@ -1,4 +1,4 @@
-"""Where optimal feature evolution ends."""
+"""The limit of optimal feature evolution at infinite time."""
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def final_kernel(
 def final_loss(
     K0: Tensor, y: Tensor, gamma: Numbers, *, f0: Tensor | None = None, rank_tolerance: float | None = None
 ) -> Tensor:
-    """The loss that is never learned, of the shape of gamma: 0 unless K0 is singular and y - f0 is not in its range.
+    """Return the loss at infinite time, of the shape of gamma: 0 unless K0 is singular and y - f0 is not in its range.
 
     For one output the smallest eigenvalue of C = K0 + gamma Delta_0 Delta_0^T whose eigenvector overlaps Delta_0,
     divided by gamma; for gamma = 0 what Delta_0 has outside the range of K0. Not in Shan & Bordelon 2021a, 2021b.

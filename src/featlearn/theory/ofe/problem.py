@@ -22,7 +22,7 @@ class KernelProblem:
     residual: Tensor
     """(P, C): Delta_0 = f0 - y."""
     single: bool
-    """Whether y had no output axis."""
+    """Whether y has no output axis."""
     values: Tensor
     """(P,), ascending; what rounding makes of zero is zero."""
     vectors: Tensor

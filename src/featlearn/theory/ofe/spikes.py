@@ -1,4 +1,5 @@
-"""The rank-one spike gamma y y^T in the spectrum of the final kernel, and where it comes out on top."""
+"""The rank-one spike gamma y y^T in the spectrum of the final kernel, and the threshold above which it is the largest
+eigenvalue."""
 
 import math
 from typing import NamedTuple

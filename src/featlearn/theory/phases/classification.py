@@ -11,7 +11,7 @@ EQUAL = 1e-9
 
 
 class Phase(StrEnum):
-    """What training does as kappa grows."""
+    """Behavior of training as kappa grows."""
 
     FROZEN = "frozen"
     """the learning time diverges"""

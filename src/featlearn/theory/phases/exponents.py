@@ -1,4 +1,4 @@
-"""How the hyperparameters of a two-layer network grow with a scaling parameter kappa (Xu & Ziyin 2024, Sec. 4)."""
+"""Hyperparameters of a two-layer network as powers of a scaling parameter kappa (Xu & Ziyin 2024, Sec. 4)."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple

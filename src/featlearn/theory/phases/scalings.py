@@ -1,4 +1,4 @@
-"""How to choose rate and scale for a phase: Corollaries 1 to 3 of Xu & Ziyin 2024, also for unequal rates.
+"""Choose rate and scale for a phase: Corollaries 1 to 3 of Xu & Ziyin 2024, also for unequal rates.
 
 With rates of mean c and difference delta = rate_u - rate_w the terms are A = 2 (gamma + c) and
 B = 2 gamma + c + s, s = d + max(u - delta / 2, w + delta / 2). For equal rates s = d + max(u, w), as printed.
