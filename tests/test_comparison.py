@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -165,3 +166,24 @@ def test_what_cannot_be_compared_is_refused(arguments: dict[str, Any], message: 
     given: dict[str, Any] = {"before": before, "after": after, "x": X, **arguments}
     with pytest.raises(fl.FeatlearnError, match=message):
         fl.compare(**given)
+
+
+def test_layers_without_a_sample_axis_have_no_similarity():
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(5, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(torch.stack([self.inner(sample).tanh() for sample in x]))
+
+    torch.manual_seed(0)
+    before, after, x = Loop().double(), Loop().double(), torch.randn(7, 5, dtype=torch.float64)
+    found = fl.compare(before, after, x)
+    outputs = [network(x).detach() for network in (before, after)]
+    grams = [f @ f.T for f in outputs]
+    expected = 1 - float(fl.metrics.kernel_distance(*grams, centered=True))
+    assert math.isnan(found.representations["inner"])
+    assert found.representations["head"] == pytest.approx(expected)
+    assert found.gap == fl.linearization_gap(after, x, before.state_dict())
+    assert "nan" in str(found)

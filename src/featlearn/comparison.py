@@ -1,5 +1,6 @@
 """What changed between two states of a network, in one call."""
 
+import glob
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from featlearn import losses
-from featlearn.errors import InputTypeError, InputValueError
+from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, UnsupportedModelError
 from featlearn.metrics import centered_alignment, kernel_distance
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
@@ -40,7 +41,8 @@ class Comparison:
     loss: tuple[float, float] | None
     """Loss before and after; None where no loss was passed."""
     representations: dict[str, float]
-    """Layer -> similarity of its outputs in the two states (linear CKA): 1 is the same up to rotation and scale."""
+    """Layer -> similarity of its outputs in the two states (linear CKA): 1 is the same up to rotation and scale. nan
+    where the outputs have no sample axis: layers called for one sample at a time, or for those that a mask picks."""
     layers: dict[str, float]
     """Layer -> its part of the gap; the parts add up to it."""
 
@@ -126,7 +128,7 @@ def compare(
     initial = {name: value.clone() for name, value in unwrapped(first).state_dict().items()}
     sessions = [Session(network, x, readout=readout) for network in (first, last)]
     kernels = [session.ntk() for session in sessions]
-    representations = [representation_kernels(network, x, of="output") for network in (first, last)]
+    representations = [_representations(network, x) for network in (first, last)]
     targets = None if y is None else _targets(y)
     aligned = None if targets is None else [float(centered_alignment(kernel, targets)) for kernel in kernels]
     values = None
@@ -140,12 +142,33 @@ def compare(
         alignment=None if aligned is None else (aligned[0], aligned[1]),
         loss=None if values is None else (values[0], values[1]),
         representations={
-            name: 1 - float(kernel_distance(kernel, representations[1][name], centered=True))
+            name: _similarity(kernel, representations[1][name])
             for name, kernel in representations[0].items()
             if name in representations[1]
         },
         layers=sessions[1].linearization_gap(initial, by="layer"),
     )
+
+
+def _representations(network: nn.Module, x: Inputs) -> dict[str, Tensor | None]:
+    """Return layer -> Gram matrix of its outputs, None for layers whose outputs have no sample axis."""
+    try:
+        return {**representation_kernels(network, x, of="output")}
+    except UnsupportedModelError:  # of one layer or more
+        kernels: dict[str, Tensor | None] = {}
+    for name, part in network.named_modules():
+        if any(True for _ in part.parameters(recurse=False)):
+            try:
+                kernels |= representation_kernels(network, x, of="output", layers=[glob.escape(name)])
+            except FeatlearnError:
+                kernels[name] = None
+    return kernels
+
+
+def _similarity(first: Tensor | None, last: Tensor | None) -> float:
+    if first is None or last is None:
+        return math.nan
+    return 1 - float(kernel_distance(first, last, centered=True))
 
 
 def _network(state: Any, name: str, model: nn.Module | None, other: Any) -> nn.Module:
