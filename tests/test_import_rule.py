@@ -19,8 +19,8 @@ MEASUREMENT = GRADIENTS | {"audit", "distributed", "request", "measurement"}
 AUDITED_MODEL = MEASUREMENT | {"planning", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
-LIBRARY = MEASURING | READING | {"citations", "comparison", "data", "models", "steer", "monitoring", "integrations"}
-LIBRARY |= {"explorer", "sweeps", "widths"}
+LIBRARY = MEASURING | READING | {"citations", "comparison", "data", "models", "statistics", "steer"}
+LIBRARY |= {"explorer", "integrations", "monitoring", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -47,6 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernel": FOUNDATION | AUDITED_MODEL | {"readouts"},
     "quantities": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "readouts", "dynamics"},
     "session": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities"},
+    "statistics": FOUNDATION | AUDITED_MODEL | {"kernel", "quantities"},
     "metrics": FOUNDATION,
     "dynamics": FOUNDATION | {"network"},  # fused ops taken apart, for Taylor expansions
     "theory": FOUNDATION,

@@ -15,7 +15,7 @@ MODULES_OF_NTK = 52
 MODULES_OF_A_SESSION = 41
 IMPORTS = 28
 CHAIN = 29
-NAMES_USED_TWICE = 3
+NAMES_USED_TWICE = 4
 
 
 @pytest.fixture(scope="module")

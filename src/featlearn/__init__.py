@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from featlearn.record.reader import open_run as open_run
     from featlearn.reporting.page import report as report
     from featlearn.session import Session as Session
+    from featlearn.statistics.gradient_noise import gradient_noise as gradient_noise
+    from featlearn.statistics.posterior import posterior as posterior
     from featlearn.sweeps.grid_run import sweep as sweep
     from featlearn.sweeps.results import open_sweep as open_sweep
     from featlearn.widths.check import width_check as width_check
@@ -57,6 +59,7 @@ _HOME = {
     "compare": "featlearn.comparison",
     "diagnose": "featlearn.diagnosis.verdict",
     "estimate_alignment": "featlearn.quantities.alignment_estimate",
+    "gradient_noise": "featlearn.statistics.gradient_noise",
     "layer_alignment": "featlearn.quantities.layer_alignment",
     "linearization_gap": "featlearn.quantities.linearization_gap",
     "neural_features": "featlearn.quantities.neural_features",
@@ -64,6 +67,7 @@ _HOME = {
     "open_run": "featlearn.record.reader",
     "open_sweep": "featlearn.sweeps.results",
     "plan": "featlearn.quantities.ntk_plan",
+    "posterior": "featlearn.statistics.posterior",
     "report": "featlearn.reporting.page",
     "sweep": "featlearn.sweeps.grid_run",
     "watch": "featlearn.monitoring.entry",

@@ -226,13 +226,34 @@ def check_compare(word: str, folder: Path) -> None:
         close(value, float(MODULES[word](model(x), y)))
 
 
+def check_posterior(word: str, folder: Path) -> None:
+    """The curvature is that of the module's sum over samples; noise 1 gives half of the squared error."""
+    model, x, y = network(), inputs(), targets(word)
+    named = {"cross-entropy": nn.CrossEntropyLoss(reduction="sum"), "bce": nn.BCEWithLogitsLoss(reduction="sum")}
+    total = named.get(word, MODULES["sum-half"])
+    hessian = torch.autograd.functional.hessian(lambda f: total(f.reshape(P, C), y), outputs().flatten())
+    kernel = fl.ntk(model, x, outputs="full").transpose(1, 2).reshape(P * C, P * C) / 2.0
+    expected = kernel - kernel @ hessian @ torch.linalg.inv(torch.eye(P * C).double() + kernel @ hessian) @ kernel
+    found = fl.posterior(model, x, y, loss=word, prior=2.0).predict(x, joint=True)
+    close(found.covariance.reshape(P * C, P * C), expected)
+
+
+def check_gradient_noise(word: str, folder: Path) -> None:
+    x, y = inputs(), targets(word)
+    result, expected = (fl.gradient_noise(network(), x, y, loss=loss) for loss in (word, own(word)))
+    close(result.norms, expected.norms)
+    close(result.signal_to_noise.value, expected.signal_to_noise.value)
+
+
 CASES: dict[str, Callable[[str, Path], None]] = {
     "compare": check_compare,
     "dynamics.kernel_descent": check_kernel_descent,
     "dynamics.rate": check_rate,
+    "gradient_noise": check_gradient_noise,
     "losses.function": check_function,
     "losses.gradient": check_gradient,
     "losses.name": check_name,
+    "posterior": check_posterior,
     "quantities.feature_speed": check_feature_speed,
     "quantities.ntk_velocity": check_ntk_velocity,
     "readouts.loss": check_readout,

@@ -8,9 +8,8 @@ from featlearn.dynamics.rate import rate
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.krylov import top_eigenpairs
 from featlearn.network.checks import unwrapped
-from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, describe, read_output
-from featlearn.network.inventory import Inventory
-from featlearn.network.isolation import undisturbed
+from featlearn.network.inputs import Inputs, Readout, describe
+from featlearn.network.raw_outputs import raw_outputs
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.operator import NTKOperator
 from featlearn.shapes import checked_number
@@ -101,13 +100,10 @@ def named_curvature(loss: losses.LossName, samples: int, outputs: int) -> float:
 
 def outputs_of(model: nn.Module, x: Inputs, readout: Readout | None) -> Tensor:
     """Return outputs on x in eval mode, in the shape of the model or its readout."""
-    network, samples = unwrapped(model), batch_size(x)
-    with undisturbed(Inventory(network)) as isolation:
-        model_output, inputs = ModelWithInputs(network, x, samples, readout, isolation.rewind).call(slice(None))
-        outputs = read_output(model_output, inputs, readout)
-    if not isinstance(outputs, Tensor) or outputs.dim() not in (1, 2):
+    outputs = raw_outputs(model, x, readout)
+    if outputs.dim() not in (1, 2):
         raise InputValueError(f"the readout gives {describe(outputs)}, expected a tensor of shape (P,) or (P, C)")
-    return outputs.detach().clone()
+    return outputs
 
 
 def loss_curvature(loss: losses.LossFunction, outputs: Tensor, y: Tensor | None) -> float:
