@@ -344,7 +344,8 @@ class Autoencoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         mean, spread = self.encoder(x).chunk(2, 1)
         draw = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
-        return torch.cat([self.decoder(mean + draw * (spread / 2).exp()), mean, spread], 1)
+        self.divergence = 0.5 * (mean.square() + spread.exp() - 1 - spread).sum(1).mean()
+        return self.decoder(mean + draw * (spread / 2).exp())
 
 
 def variational(path: Path) -> Trained:
@@ -353,11 +354,10 @@ def variational(path: Path) -> Trained:
     model = Autoencoder()
 
     def bound(f: Tensor, x: Tensor) -> Tensor:
-        mean, spread = f[:, 64:68], f[:, 68:]
-        divergence = 0.5 * (mean.square() + spread.exp() - 1 - spread).sum(1).mean()
-        return (f[:, :64] - x).square().sum(1).mean() + divergence
+        return (f - x).square().sum(1).mean() + model.divergence
 
-    run = trained(path, model, train, test, loss=bound, optimizer=adam(model, 3e-3), steps=300, batch=64)
+    optimizer = adam(model, 3e-3)
+    run = trained(path, model, train, test, loss=bound, optimizer=optimizer, steps=300, batch=64, declared=False)
     return Trained(run=run)
 
 

@@ -276,3 +276,27 @@ def test_nothing_has_to_change_in_the_wanted_direction(tmp_path: Path):
     advice = advise(run, "lazy")
     assert advice.changes == ()
     assert "nothing has to change" in str(advice)
+
+
+def test_no_output_behind_a_softmax_is_scaled(tmp_path: Path):
+    """A factor behind log-softmax gives no log-probabilities: the input of the softmax is scaled instead."""
+    x, _ = task()
+    labels = x[:, :3].argmax(1)
+    torch.manual_seed(1)
+    model = nn.Sequential(scale_output(nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3)), 30.0))
+    model.append(nn.LogSoftmax(1))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.5 / 900)
+    with fl.watch(
+        model, (x, labels), out=tmp_path / "run", optimizer=optimizer, loss=nn.NLLLoss(), budget=None, every=40
+    ) as watch:
+        for _ in range(120):
+            optimizer.zero_grad()
+            loss = nn.functional.nll_loss(model(x), labels)
+            loss.backward()
+            optimizer.step()
+            watch.step(loss=loss)
+    diagnosis = diagnose(watch.run)
+    assert diagnosis.regime == "lazy"
+    advice = advise(diagnosis, "rich")
+    assert "scale output" not in {change.kind for change in advice.changes}
+    assert "multiply the input of the model's output function" in advice.note

@@ -100,7 +100,7 @@ TABLE = {
         one(0.94),
         {"unfrozen": 200, "before": 0.0},
         "rich",
-        "it learned features, after more weights were unfrozen at step 200 (gap 0 until then)",
+        "it learned features, after more weights were unfrozen by step 200 (gap 0 until then)",
     ),
     "far away, its error reaches over": (
         one(2 * OVERSHOT.high, 0.8 * OVERSHOT.high),

@@ -37,6 +37,8 @@ GUESS = 100.0
 SMALLEST, LARGEST = 3.0, 1000.0
 RATES = (1.0, 0.25, 1 / 16)
 """Further factors of the learning rate that are tried in turn: a grown kernel needs a smaller step."""
+CURVED = 1e-2
+"""Relative difference of the gap through the link and the plain one from which the link is no linear function."""
 POWER = 0.02
 """Relative deviation up to which outputs are a power of the scale of the weights."""
 GRADIENT_STEPS = ("SGD", "ASGD")
@@ -150,8 +152,16 @@ def advise(
     note = "any one of these."
     if diagnosis.regime == "cannot tell":
         note = "it is not known where it stands, so that this is a guess. Any one of these."
-    if not changes:
-        note = f"{len(candidates)} changes were tried for a few steps, and none kept its promise."
+    if not changes and candidates:
+        tried = "The change that was tried" if len(candidates) == 1 else f"None of {len(candidates)} changes tried"
+        note = f"{tried} for a few steps {'did not keep' if len(candidates) == 1 else 'kept'} its promise."
+    elif not changes:
+        factor = _output_factor(diagnosis, toward)
+        rate = factor ** -_rate_power(findings)
+        note = (
+            f"multiply the input of the model's output function (softmax, sigmoid, exp) by {plain_number(factor)} and "
+            f"the learning rate {_by(rate)} (not tried)."
+        )
     return Advice(toward=toward, regime=diagnosis.regime, changes=changes, note=note)
 
 
@@ -221,15 +231,16 @@ def _candidates(diagnosis: Diagnosis, toward: Direction, bench: Bench | str) -> 
     expect = "at first the outputs move as fast as before; then the kernel grows and rotates to the task"
     if toward == "lazy":
         expect = "at first the outputs move as fast as before, and the kernel stays; it may take longer"
-    yield Change(
-        text=f"Multiply the output by {plain_number(factor)} and the learning rate {_by(rate)}.",
-        kind="scale output",
-        factor=factor,
-        rate_factor=rate,
-        expect=expect,
-        because=reason,
-        command=_command(findings, factor) or _python(toward),
-    )
+    if not _output_function(findings):
+        yield Change(
+            text=f"Multiply the output by {plain_number(factor)} and the learning rate {_by(rate)}.",
+            kind="scale output",
+            factor=factor,
+            rate_factor=rate,
+            expect=expect,
+            because=reason,
+            command=_command(findings, factor) or _python(toward),
+        )
     degree = math.nan if isinstance(bench, str) else _degree(bench)
     if degree > 1:
         sigma = factor ** (1 / degree)
@@ -283,6 +294,15 @@ def _rate_power(findings: Findings) -> int:
     """Return the power of the output's factor that divides the learning rate: 2 for SGD, 1 for Adam and its kin."""
     name = findings.run_data.optimizer[0]
     return 2 if name in GRADIENT_STEPS or not name else 1
+
+
+def _output_function(findings: Findings) -> bool:
+    """Return whether the model itself applies a function, such as softmax, after its last trained map."""
+    network = findings.run.network
+    readout = findings.run.config.get("readout") if network is None else network.readout
+    through, plain = findings.run_data.last("gap/link"), findings.run_data.last("gap/probe")
+    # A linear function, such as a factor, leaves both gaps the same.
+    return readout is None and abs(through - plain) > CURVED * max(through, plain)
 
 
 def _frozen(findings: Findings) -> int:

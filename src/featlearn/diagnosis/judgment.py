@@ -70,7 +70,7 @@ class Numbers:
     rich_from: float = math.nan
     """Step from which the gap was rich, after the data were fitted; nan if it was not so."""
     unfrozen: int = 0
-    """Step at which the set of trained weights changed; 0 if it never did."""
+    """Step by which the set of trained weights changed: the next measurement; 0 if it never did."""
     before: float = math.nan
     """The last gap before that step."""
 
@@ -141,9 +141,9 @@ def _began(findings: Findings) -> float:
 
 
 def _gap_before(findings: Findings, step: int) -> float:
-    """Return the last gap on the probe before a step; nan if there is none."""
+    """Return the last gap on the probe that was measured before a step; nan if there is none."""
     curve = findings.gap.probe
-    earlier = [] if curve is None else [float(v) for s, v in zip(curve.steps, curve.values, strict=True) if s <= step]
+    earlier = [] if curve is None else [float(v) for s, v in zip(curve.steps, curve.values, strict=True) if s < step]
     return earlier[-1] if earlier else math.nan
 
 
@@ -228,7 +228,7 @@ def _left_linearization(given: Numbers, gap: Sample) -> Verdict:
         number += f" Mostly the kernel grew, {grew.mean:.3g} times; it rotated by {turned.words}."
     since = f", from step {given.began:.0f} on" if math.isfinite(given.began) and given.began >= 2 else ""
     if given.unfrozen and given.before < GAP.low:
-        since = f", after more weights were unfrozen at step {given.unfrozen} (gap {given.before:.2g} until then)"
+        since = f", after more weights were unfrozen by step {given.unfrozen} (gap {given.before:.2g} until then)"
     return Verdict(regime="rich", headline=f"it learned features{since}.", number=number)
 
 

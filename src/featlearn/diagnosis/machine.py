@@ -46,7 +46,7 @@ class KernelMachine:
     outputs: str = ""
     """"all" if kernels between all outputs were used, "mean" if only their mean over outputs was"""
     reason: str = ""
-    """why it is unknown"""
+    """why it is unknown, or what was left out"""
 
 
 def kernel_machine(run_data: RunData) -> KernelMachine:
@@ -84,7 +84,8 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
     names = ("initial", "final", "optimizer")
     of = next((name for name in names if errors.get(name, math.inf) <= MACHINE.high), None)
     reason = BEYOND_THE_PROBE if whole else TOO_LARGE if thinned else BETWEEN_OUTPUTS
-    return KernelMachine(of, errors, correlations, "all" if whole else "mean", "" if of else reason)
+    outputs = "all" if whole else "mean"
+    return KernelMachine(of, errors, correlations, outputs, "" if of and not thinned else reason)
 
 
 def kernels_at(run_data: RunData, place: str, step: int, largest: int = LARGEST) -> tuple[Tensor, Tensor] | None:

@@ -108,7 +108,10 @@ class Rates:
         per_unit = self._replay([s for s in steps if s < at], at).rate_to(level)
         if per_unit is None:
             return Unknown("descent with the recorded kernels does not come to the loss of the run")
-        return TimeScale(per_unit, "the one with which the recorded kernels come to the measured loss")
+        source = "the one with which the recorded kernels come to the measured loss"
+        if self.run_data.loss_kind.logistic and len(self.targets) > SAMPLES:
+            source += f", on {SAMPLES} of {len(self.targets)} samples"
+        return TimeScale(per_unit, source)
 
     def _replay(self, steps: list[int], until: float) -> Replay:
         """A replay with the kernels of these steps and the interpolated kernel of its last, fractional step."""

@@ -64,7 +64,7 @@ def _warnings(findings: Sequence[Findings]) -> list[Evidence]:
     unfrozen = max(one.run_data.unfrozen for one in findings)
     if unfrozen:
         notes.append(
-            f"the set of trained weights changed at step {unfrozen}: kernels before and after are not compared"
+            f"the set of trained weights changed by step {unfrozen}: kernels before and after are not compared"
         )
     if any(one.run_data.dead for one in findings):
         layers = list_layers(findings[0].run_data.dead_layers)
@@ -207,12 +207,13 @@ def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
         return answer, f"Cannot tell. {told}; kernel methods on the probe are worse than a constant prediction."
     share = (lambda error: percent(1 - error)) if known[0].unit != "variance" else percent
     rival = f"a kernel method on the initial features reaches {share(first)}"
+    seen = f" The kernel method saw the {known[0].samples} samples of the probe, the network possibly more."
     if answer == "yes" and regime == "lazy":
-        told = f"{told}; {rival}. A lazy network that is better was trained on more than the probe"
-        return "cannot tell", f"Cannot tell. {told}."
+        why = "A lazy network that is better saw more data, or was trained on another loss."
+        return "cannot tell", f"Cannot tell. {told}; {rival}. {why}"
     if answer == "yes":
         near = "" if later - network > first - later else f", on the learned features {share(later)}"
-        return answer, f"Yes. {told}; {rival}{near}."
+        return answer, f"Yes. {told}; {rival}{near}.{seen}"
     if answer == "no":
         also = "also reaches" if abs(first - network) <= 0.02 else "reaches"
         return answer, f"No. {told}; {rival.replace('reaches', also)}."

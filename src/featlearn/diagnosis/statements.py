@@ -147,9 +147,10 @@ def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, 
     )
     of = next((n for n in ("initial", "final", "optimizer") if n in errors and _low(errors[n], MACHINE)), None)
     of = None if barred else of
-    reason = barred or (next((m.reason for m in machines if m.reason), "") if of is None else "")
+    reason = barred or next((m.reason for m in machines if m.reason and (of is None or m.of)), "")
     if reason:
-        statements.append(Evidence(topic, f"this is not conclusive: {reason}", math.nan, "", "", verdict="thin"))
+        says = reason if of else f"this is not conclusive: {reason}"
+        statements.append(Evidence(topic, says, math.nan, "", "", verdict="" if of else "thin"))
     correlations = {n: mean([m.correlations[n] for m in machines if n in m.correlations]) for n in names}
     means = {name: error.mean for name, error in errors.items() if error is not None}
     return KernelMachine(of, means, correlations, "mean" if whole else "all", reason), statements

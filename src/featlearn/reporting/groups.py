@@ -122,32 +122,38 @@ def finite(run: Run, name: str) -> tuple[list[float], list[float]] | None:
 
 def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
     """Open runs, raise for damaged ones, and group those that differ only in their seed."""
-    opened = _open_runs(runs)
+    opened = findings_of(runs)
     if not opened:
         raise InputValueError("no runs are given, expected at least one")
-    for run in opened:
-        _sound(run)
-    together: list[list[Run]] = []
-    for run in opened:
-        home = next((other for other in together if bands and _belongs(run, other)), None)
+    together: list[list[Findings]] = []
+    for findings in opened:
+        _sound(findings.run)
+        home = next((other for other in together if bands and _belongs(findings.run, _runs(other))), None)
         if home is None:
-            together.append([run])
+            together.append([findings])
         else:
-            home.append(run)
-    labels = _labels([one[0].name for one in together])
+            home.append(findings)
+    labels = _labels([some[0].run.name for some in together])
     return [
-        RunGroup(label, [Findings(run) for run in one], color, points, len(together) == 1)
-        for color, (label, one) in enumerate(zip(labels, together, strict=True))
+        RunGroup(label, some, color, points, len(together) == 1)
+        for color, (label, some) in enumerate(zip(labels, together, strict=True))
     ]
 
 
-def _open_runs(runs: Any) -> list[Run]:
-    if isinstance(runs, Run):
+def _runs(findings: Sequence[Findings]) -> list[Run]:
+    return [one.run for one in findings]
+
+
+def findings_of(runs: Any) -> list[Findings]:
+    """Open runs, and return their findings; findings that are passed keep the numbers they have."""
+    if isinstance(runs, Findings):
         return [runs]
+    if isinstance(runs, Run):
+        return [Findings(runs)]
     if isinstance(runs, str | os.PathLike):
-        return [open_run(runs)]
+        return [Findings(open_run(runs))]
     if isinstance(runs, Sequence):
-        return [run for part in runs for run in _open_runs(part)]
+        return [findings for part in runs for findings in findings_of(part)]
     raise InputTypeError(f"runs are {type(runs).__name__}, expected a Run, its path, or several of them")
 
 

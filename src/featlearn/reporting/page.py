@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from featlearn.diagnosis import Advice, Change, Diagnosis, advise
+from featlearn.diagnosis.findings import Findings
 from featlearn.record import Run
 from featlearn.reporting import curve_sections, layer_sections, matrix_sections
 from featlearn.reporting.comparison import comparison
 from featlearn.reporting.content_blocks import POINTS, Section
 from featlearn.reporting.document import html_page, static, write_page
-from featlearn.reporting.groups import RunGroup, groups
+from featlearn.reporting.groups import RunGroup, findings_of, groups
 from featlearn.reporting.markup import Html, data, tag, text
 from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.provenance import citations, overhead, provenance
@@ -109,9 +110,9 @@ def report(
     is written. Curves longer than 200 points are thinned.
     """
     overlay = Overlay(theory, time_scale)
-    points = POINTS
+    points, findings = POINTS, findings_of(runs)
     while True:
-        run_groups = groups(runs, bands=bands, points=points)
+        run_groups = groups(findings, bands=bands, points=points)
         shown = sections(run_groups, overlay, kernels)
         content = _page(run_groups, shown, title)
         if len(content.encode()) - _kernel_bytes(shown) <= LARGEST or points <= FEWEST:
@@ -120,7 +121,7 @@ def report(
     return write_page(content, Path(path))
 
 
-def report_content(runs: Runs) -> dict[str, Any]:
+def report_content(runs: Runs | Sequence[Findings]) -> dict[str, Any]:
     """Return what the live page shows: HTML of all sections, data of the charts, and whether there are several runs."""
     run_groups = groups(runs, points=POINTS)
     shown = sections(run_groups, Overlay(None))

@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featlearn.errors import FeatlearnError, RunError
-from featlearn.record import Run, open_run
+from featlearn.record import open_run
 from featlearn.record.files import open_files
 from featlearn.record.layout import LARGEST_TEXT, RUN, SCALARS
 from featlearn.record.reader import measurement
 from featlearn.record.text import object_in
+
+if TYPE_CHECKING:
+    from featlearn.diagnosis.findings import Findings
 
 MOST_RUNS = 16
 """Runs that are shown. Further ones are counted."""
@@ -74,8 +77,8 @@ class LiveRuns:
         if written == self._reported or not keys:
             return None
         attempts = {key: _attempt(_open_and_diagnose, self.path / key) for key in keys}
-        runs = [run for run, _ in attempts.values() if run is not None]
-        content, error = _attempt(report_content, runs) if runs else (None, "")
+        findings = [one for one, _ in attempts.values() if one is not None]
+        content, error = _attempt(report_content, findings) if findings else (None, "")
         self._reported, self._reported_finished = written, finished
         self._report_errors = {key: message for key, (_, message) in attempts.items() if message}
         self._report_errors |= {"": error} if error else {}
@@ -144,8 +147,11 @@ def _attempt(act: Callable[[Any], Any], argument: Any) -> tuple[Any, str]:
         return None, f"{argument} cannot be shown: {type(error).__name__}: {error}"[:600]
 
 
-def _open_and_diagnose(path: Path) -> Run | None:
-    """Open and diagnose a run, so that errors name it. None if it holds no measurement."""
+def _open_and_diagnose(path: Path) -> "Findings | None":
+    """Open and diagnose a run, so that errors name it. None if it holds no measurement.
+
+    The findings keep their numbers, so that the report computes none of them again.
+    """
     from featlearn.reporting.content_blocks import POINTS
     from featlearn.reporting.groups import groups
 
@@ -157,8 +163,9 @@ def _open_and_diagnose(path: Path) -> Run | None:
     run = open_run(path)
     if not run.lines:
         return None
-    _ = groups(run, points=POINTS)[0].diagnosis
-    return run
+    (group,) = groups(run, points=POINTS)
+    _ = group.diagnosis
+    return group.first
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
