@@ -184,6 +184,7 @@ def test_arrays_are_those_of_the_functions(tmp_path: Path):
         "kernel": every,
         "optimizer_kernel": [5],
         "outputs": every,
+        "pictures": [0, 5],
         "specialization": every,
         "spectrum": every,
         "targets": [0],

@@ -1,5 +1,6 @@
 """The page in a real browser: nothing is fetched, what is drawn changes, and it can be read and operated by all."""
 
+import base64
 import re
 import time
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_nothing_is_fetched_and_nothing_goes_wrong(browser: Browser, pages: dict
 
 def test_a_hostile_name_is_shown_and_not_run(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["hostile"])
-    assert browser.evaluate("document.querySelector('h1').textContent") == HOSTILE
+    assert browser.evaluate("document.querySelector('.kicker strong').textContent") == HOSTILE
     assert browser.evaluate("document.images.length") == 0
     assert HOSTILE in browser.evaluate("document.querySelector('#figure-norms .legend').textContent")
 
@@ -95,7 +96,7 @@ def test_every_chart_and_picture_has_ink(browser: Browser, pages: dict[str, Path
     charts, pictures = browser.script(count, ".chart canvas"), browser.script(count, ".picture canvas")
     assert len(charts) > 10
     assert min(charts) > 100
-    assert len(pictures) == 6
+    assert len(pictures) == 8
     assert min(pictures) > 2
 
 
@@ -135,25 +136,64 @@ def test_a_style_hides_in_all_runs_and_stays_hidden_with_them(browser: Browser, 
 
 def test_a_link_opens_what_is_folded(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["many"])
-    for selector, target in (("nav a[href='#layers']", "#layers"), ("#runs .run a", "#runs .run .sources")):
-        assert browser.script("return document.querySelector(arguments[0]).checkVisibility()", f"{target} *") is (
-            target == "#layers"  # its heading
-        )
+    for selector, target in (
+        ("nav a[href='#panel-layers']", "#figure-weights"),
+        ("#runs .run a", "#runs .run .sources"),
+    ):
+        visible = f"document.querySelector('{target}').checkVisibility()"
+        assert browser.evaluate(visible) is False
         browser.script("document.querySelector(arguments[0]).click()", selector)
         time.sleep(0.2)
-        assert browser.script("return document.querySelector(arguments[0]).closest('details').open", f"{target} *")
-    assert browser.evaluate("document.querySelector('#figure-weights').checkVisibility()")
+        assert browser.evaluate(visible)
+
+
+def test_tabs_by_mouse_and_keyboard(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["one"])
+    shown = "[...document.querySelectorAll('[role=tabpanel]')].filter((p) => p.checkVisibility()).map((p) => p.id)"
+    assert browser.evaluate(shown) == ["panel-curves"]
+    browser.click("#tab-layers")
+    assert browser.evaluate(shown) == ["panel-layers"]
+    assert browser.evaluate("document.querySelector('#chart-weights canvas').getBoundingClientRect().width") > 300
+    for key, panel in (("ArrowRight", "evidence"), ("ArrowRight", "details"), ("ArrowRight", "curves")):
+        browser.keys(key)
+        assert browser.evaluate(shown) == [f"panel-{panel}"]
+        assert browser.evaluate("document.activeElement.id") == f"tab-{panel}"
+    browser.script("document.querySelector('.numbers a').click()")
+    time.sleep(0.2)
+    assert browser.evaluate(shown) == ["panel-evidence"]
+
+
+def test_terms_open_by_keyboard_and_the_command_is_copied(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["one"])
+    meaning = "document.querySelector('.meaning').checkVisibility()"
+    assert browser.evaluate(meaning) is False
+    browser.script("document.querySelector('.term').focus()")
+    browser.keys("Enter")
+    assert browser.evaluate(meaning)
+    assert browser.evaluate("document.querySelector('.term').ariaExpanded") == "true"
+
+
+def test_the_first_screen_holds_answer_pictures_and_what_to_do(browser: Browser, pages: dict[str, Path]):
+    browser.open(pages["one"])
+    assert float(browser.evaluate("getComputedStyle(document.querySelector('h1')).fontSize").removesuffix("px")) >= 40
+    places = "['h1', '#figure-kernels canvas', '.neighbors', '.patterns', '.strip', '#play', '.next'].map((one) => " + (
+        "document.querySelector(one).getBoundingClientRect().top)"
+    )
+    found = browser.evaluate(places)
+    assert found[0] < 100
+    assert max(found) < 900
 
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_words_on_gauges_do_not_touch(browser: Browser, pages: dict[str, Path], width: int):
     browser.resize(width)
     browser.open(pages["one"])
+    browser.click("#tab-evidence")
     boxes = browser.evaluate("""[...document.querySelectorAll('.gauge > svg')].map((svg) =>
         [...svg.querySelectorAll('text')].map((t) => {
             const { left, right, top, bottom } = t.getBoundingClientRect();
             return [left, right, top, bottom]; }))""")
-    assert len(boxes) == 5
+    assert len(boxes) == 4
     for words in boxes:
         assert len(words) >= 4
         for i, (left, right, top, bottom) in enumerate(words):
@@ -164,6 +204,7 @@ def test_words_on_gauges_do_not_touch(browser: Browser, pages: dict[str, Path], 
 
 def test_a_card_opens_by_keyboard(browser: Browser, pages: dict[str, Path]):
     browser.open(pages["many"])
+    browser.click("#tab-evidence")
     assert browser.evaluate("document.querySelector('.run .gauges').checkVisibility()") is False
     browser.script("document.querySelector('.run > summary').focus()")
     browser.keys("Enter")
@@ -269,9 +310,12 @@ def test_a_phone_needs_no_horizontal_scrolling(browser: Browser, pages: dict[str
     assert browser.evaluate("document.querySelector('#chart-loss canvas').getBoundingClientRect().width") > 375
 
 
-def test_print_opens_tables_in_light_colors(browser: Browser, pages: dict[str, Path]):
+def test_print_has_two_pages_and_all_tables_if_asked_for(browser: Browser, pages: dict[str, Path]):
     browser.media(scheme="dark")
     browser.open(pages["one"])
+    pdf = base64.b64decode(browser.devtools("Page.printToPDF", paperWidth=8.27, paperHeight=11.69)["data"])
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 2
+    browser.visit(f"{pages['one'].as_uri()}?print=all")
     browser.script("""window.seen = null; addEventListener('beforeprint', () => {
         window.seen = [document.querySelectorAll('details:not([open])').length,
                        getComputedStyle(document.documentElement).getPropertyValue('--paper').trim()]; })""")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import featlearn as fl
+from featlearn.diagnosis.advice import next_step
 from featlearn.diagnosis.evidence import GAP
 from featlearn.record import Run
 from featlearn.reporting.comparison import counted_regimes, settings_that_differ
@@ -35,8 +36,8 @@ def rows(page: Page) -> list[list[str]]:
     return [[" ".join(re.sub("<[^>]*>", " ", cell).split()) for cell in row] for row in cells]
 
 
-def test_the_table_comes_first_then_curves_then_cards(page: Page):
-    order = [page.source.index(part) for part in ('class="scroll compared"', 'id="curves"', 'id="runs"', 'id="frozen"')]
+def test_the_table_comes_first_then_tabs_in_order(page: Page):
+    order = [page.source.index(part) for part in ('class="scroll compared"', 'id="curves"', 'id="layers"', 'id="runs"')]
     assert order == sorted(order)
     cards = page.having("details", **{"class": "run r0"}) + page.having("details", **{"class": "run r1"})
     assert len(cards) == 2
@@ -104,13 +105,12 @@ def test_the_gap_is_drawn_with_its_thresholds(runs: list[Run], tmp_path: Path):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_the_page_says_what_would_steer_the_run(runs: list[Run], tmp_path: Path, which: int):
+def test_the_page_says_one_thing_to_do_next(runs: list[Run], tmp_path: Path, which: int):
     page = Page(report(runs[which], tmp_path / "page.html"))
-    found = fl.diagnose(runs[which])
-    for toward in ("rich", "lazy"):
-        for change in fl.advise(found, toward).changes:
-            assert change.command in page.text("code")
-    assert [data for tag, data in page.texts if tag == "h3" and data in ("Richer", "Lazier")] == ["Richer", "Lazier"]
+    words, _, command = next_step(fl.diagnose(runs[which])).partition("`")
+    assert words.rstrip(": ") in page.text("p")
+    assert [one["data-copy"] for one in page.having("button") if "data-copy" in one] == [command.partition("`")[0]]
+    assert command.partition("`")[0] in page.text("code")
 
 
 def test_second_opinions_are_a_table(runs: list[Run], tmp_path: Path):

@@ -30,7 +30,7 @@ def percent_with_error(number: Sample) -> str:
     error = number.error
     if number.mean >= 1.005:
         return f"{number.mean:.3g} times"
-    if not math.isfinite(error) or error < 0.0005 or number.mean < 0.001:
+    if not math.isfinite(error) or error < 0.001 or number.mean < 0.001:
         return percent(number.mean)
     return f"{percent(number.mean)} (±{percent(error)})"
 

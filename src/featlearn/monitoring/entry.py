@@ -41,6 +41,7 @@ def watch(
     settings: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     live: bool = False,
+    pictures: bool = True,
 ) -> Watch:
     """Watch a training run: kernels, features and weights at log-spaced steps, written to a directory.
 
@@ -70,7 +71,7 @@ def watch(
         test: a second probe (x', y'), for kernel and fit on unseen data; y' may be None.
         optimizer: for learning rates, and for the kernel of its update (`quantities=["optimizer", ...]`).
         quantities: names out of gap, richness, weights, kernel, features, layers, convergence (where weights decay),
-            test, optimizer; by default all but the last. A
+            test, optimizer, pictures; by default all but the optimizer. A
             mapping changes the default: `{"features": False, "layers": 100}`, with a schedule as `every`. A function of
             a `StepView` is a quantity of your own; it returns a number or a mapping of numbers.
         readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
@@ -87,6 +88,9 @@ def watch(
             is made and the new run begins, not before; a directory with anything else in it is refused.
         live: serve a page that follows the run, as `featlearn live` does, and print its address; needs the extra
             `live`. It is a process of its own, for which training never waits and which ends with it.
+        pictures: Whether to store what the pictures of a report need, at most 2 MB: thumbnails, tokens or rows of up
+            to 64 samples, and the inputs that the network is most sensitive to, at the first and the last step.
+            `settings={"classes": [...], "vocabulary": [...]}` names classes and tokens.
     """
     if resume and overwrite:
         raise InputValueError("resume=True and overwrite=True, expected one of them: go on with the run, or replace it")
@@ -117,6 +121,7 @@ def watch(
     tested = None if test is None else probe_data(test, "test", network)
     watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout, loss=loss)
     chosen = scheduled_quantities(quantities, test=test is not None, optimizer=optimizer is not None)
+    chosen = [one for one in chosen if pictures or one.name != "pictures"]
     entries["quantities"] = [one.name for one in chosen]
     return Watch(
         WatchOptions(

@@ -157,7 +157,7 @@ class Observer:
         if latest is None or not recorded == latest.step == step or not latest.tried >= wanted:
             return chosen
         # This step is measured already; only arrays of the last measurement are missing.
-        missing = {"test", "optimizer"} | ({"kernel"} if latest.outputs > 1 else set())
+        missing = {"test", "optimizer", "pictures"} | ({"kernel"} if latest.outputs > 1 else set())
         return [one for one in chosen if one.name in missing & latest.read]
 
     def follow(self, past: Run) -> None:

@@ -11,6 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from featlearn import metrics
 from featlearn.monitoring.names import Names
+from featlearn.monitoring.pictures import picture_arrays
 from featlearn.monitoring.probe_data import ProbeData, decays, has_labels, is_binary, is_classification
 from featlearn.monitoring.step_measurement import MANY_OUTPUTS, StepMeasurement
 from featlearn.network.checks import trainable_parameters
@@ -281,6 +282,12 @@ def optimizer(view: StepMeasurement, context: RecordContext) -> Record:
     return record
 
 
+def pictures(view: StepMeasurement, context: RecordContext) -> Record:
+    """Samples to show, and what the network is most sensitive to: at the first and the last measurement."""
+    arrays = picture_arrays(view.probe_batch, first=view.baseline is None) if context.end else {}
+    return Record(arrays={"pictures": arrays} if arrays else {})
+
+
 BUILT_IN: Mapping[str, Read] = {
     "gap": gap,
     "moved": moved,
@@ -292,6 +299,7 @@ BUILT_IN: Mapping[str, Read] = {
     "convergence": convergence,
     "test": test,
     "optimizer": optimizer,
+    "pictures": pictures,
 }
 """Name -> quantity, in the order of measurement."""
 

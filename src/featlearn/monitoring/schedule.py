@@ -54,7 +54,7 @@ class Schedule:
 Quantities = Any
 """Names or functions in a list, or a mapping: see `fl.watch`."""
 
-BY_DEFAULT = ("gap", "richness", "weights", "kernel", "features", "layers", "convergence")
+BY_DEFAULT = ("gap", "richness", "weights", "kernel", "features", "layers", "convergence", "pictures")
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import Sizes, WatchedNetwork, as_targets, pull_on_outputs
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.copies import network_at
-from featlearn.network.inputs import Inputs
+from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.chunks import samples_within
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.balance import Rates, pair_balance
@@ -134,6 +134,11 @@ class StepMeasurement:
     def x(self) -> Inputs:
         """Inputs of the probe."""
         return self.watched.probe.x
+
+    @property
+    def probe_batch(self) -> ModelWithInputs:
+        """The network with its probe."""
+        return self._now.batches[0]
 
     @cached_property
     def outputs(self) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from featlearn.gradients.directions import output_directions
 from featlearn.measurement import Measurement
+from featlearn.monitoring.pictures import picture_work
 from featlearn.monitoring.probe_data import Sizes
 from featlearn.monitoring.schedule import ScheduledQuantity
 from featlearn.network.inputs import tensors_in
@@ -145,6 +146,7 @@ def quantity_work(measurement: Measurement, sizes: Sizes, *, ends: bool) -> dict
         "features": (1 if ends else 2) * (network.backward(sizes.features, samples) + decomposed),
         "kernel": kernel,
         "optimizer": kernel,
+        "pictures": network.backward(*picture_work(measurement.classes, samples)) if ends else 0.0,
     }
 
 

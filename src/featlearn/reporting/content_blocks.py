@@ -180,12 +180,18 @@ class MatrixSequence:
     note: str = ""
     colors: Sequence[int] = ()
     """color of each run; none for a single one"""
+    limits: tuple[float, float] | None = None
+    """limits of the color scale of all pictures; None for those of each"""
+    groups: Sequence[tuple[float, str]] = ()
+    """(place from 0 to 1, name) of groups of columns, written below the pictures"""
 
     def levels(self, values: numpy.ndarray) -> tuple[float, float]:
         """Limits of the color scale: those of this picture, or symmetric about the middle.
 
         The latter hold the first and the last picture of every run; those between may lie beyond them.
         """
+        if self.limits is not None:
+            return self.limits
         if self.middle is None:
             return float(values.min()), float(values.max())
         pictures = [picture for _, sequence in self.sequences for picture in (sequence[0], sequence[-1])]
@@ -241,8 +247,6 @@ class Section:
     blocks: Sequence[ContentBlock] = ()
     missing: Sequence[str] = field(default=())
     """what is missing, and why"""
-    folded: bool = True
-    """whether it is closed until it is asked for"""
 
 
 def shade(color: int) -> int:

@@ -48,7 +48,7 @@ def overview(groups: Sequence[RunGroup], theory: Overlay) -> Section:
         if not any(one.gap.known for one in group.findings)
     ]
     charts, absent = _kernel_charts(groups, theory)
-    return Section("curves", "Over training", "", [*shown, *charts], list(dict.fromkeys([*missing, *absent])), False)
+    return Section("curves", "Over training", "", [*shown, *charts], list(dict.fromkeys([*missing, *absent])))
 
 
 def _gap_lines(groups: Sequence[RunGroup]) -> list[ChartLine]:

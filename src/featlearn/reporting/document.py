@@ -17,6 +17,7 @@ def html_page(
     main: Html,
     *,
     skip: tuple[str, str],
+    banner: Html | None = None,
     header: Sequence[str] = (),
     sections: Sequence[tuple[str, str]] = (),
     styles: Sequence[str],
@@ -34,6 +35,7 @@ def html_page(
         heading: Heading, and the first part of the title.
         main: The main element.
         skip: Text and anchor of the link that skips the header.
+        banner: What stands in place of the command and the heading.
         header: Elements below the heading.
         sections: Anchor and title of each section, for the navigation.
         styles: Style sheets, allowed by their hash.
@@ -67,8 +69,7 @@ def html_page(
         tag("a", text(skip[0]), href=f"#{skip[1]}", class_="skip"),
         tag(
             "header",
-            tag("p", f"featlearn {kind}", class_="kicker"),
-            tag("h1", text(heading)),
+            banner or tag("p", f"featlearn {kind}", class_="kicker") + tag("h1", text(heading)),
             *header,
             tag("nav", tag("ul", *links), aria_label="Sections") if links else "",
         ),

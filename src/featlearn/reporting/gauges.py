@@ -1,6 +1,7 @@
 """The numbers behind a verdict on their scales: ticks, thresholds, the value with its error."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -65,6 +66,13 @@ class Gauge:
     threshold: Threshold | None = None
     zones: Sequence[str] = ()
     """names of the parts of the scale, from left to right: two, or three with one between the thresholds"""
+    short: str = ""
+    """Title among the numbers of the first screen."""
+
+    @property
+    def key(self) -> str:
+        """Its anchor in a page."""
+        return "gauge-" + "-".join(re.findall(r"[a-z]+", self.title.lower()))
 
     @property
     def verdict(self) -> str:
@@ -120,6 +128,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
             _shares(float(gap)),
             GAP,
             ("lazy", "between", "rich"),
+            "linear copy misses",
         ),
         _estimate_gauge(
             "Rotation of the kernel",
@@ -128,6 +137,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
             Scale(1e-3, 1.0, (1e-3, 1e-2, 1.0), True),
             TURNED,
             ("kept its shape", "between", "rotated"),
+            "kernel rotated",
         ),
         _estimate_gauge(
             "Growth of the kernel",
@@ -136,6 +146,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
             Scale(0.1, 1e3, (0.1, 1.0, 10.0, 100.0, 1e3), True),
             GREW,
             ("kept its size", "grew"),
+            "kernel grew, times",
         ),
         _usefulness(found),
     ]
@@ -155,11 +166,11 @@ def unknown_numbers(found: Diagnosis) -> list[str]:
 
 
 def _estimate_gauge(
-    title: str, about: str, value: Estimate, scale: Scale, threshold: Threshold, zones: Sequence[str]
+    title: str, about: str, value: Estimate, scale: Scale, threshold: Threshold, zones: Sequence[str], short: str
 ) -> Gauge | None:
     if not math.isfinite(float(value)):
         return None
-    return Gauge(title, about, scale, [Marker("", float(value), float(value.stderr))], threshold, zones)
+    return Gauge(title, about, scale, [Marker("", float(value), float(value.stderr))], threshold, zones, short)
 
 
 def _usefulness(found: Diagnosis) -> Gauge | None:
@@ -178,14 +189,15 @@ def _usefulness(found: Diagnosis) -> Gauge | None:
     largest = max(one.value for one in markers)
     end = next((end for end in (0.1, 0.2, 0.5, 1.0) if 0.9 * end > largest), max(largest, 1.0))
     about = f"share of the {counted.get(useful.unit, 'test variance that is missed')}. {found.why_helped}"
-    return Gauge("Did it help?", about, Scale(0.0, end, [end * i / 4 for i in range(5)]), markers)
+    scale = Scale(0.0, end, [end * i / 4 for i in range(5)])
+    return Gauge("Did it help?", about, scale, markers, short="test error:")
 
 
 # ---- as HTML
 
 
-def gauge(one: Gauge) -> Html:
-    """A gauge with its value in words; the drawing repeats them."""
+def gauge(one: Gauge, *, anchored: bool = False) -> Html:
+    """Return a gauge with its value in words, and an anchor if asked for; the drawing repeats the words."""
     first = one.markers[0]
     verdict = tag("span", text(one.verdict), class_="told") if one.verdict else ""
     value = tag("p", tag("strong", text(first.words)), verdict, class_="value") if one.threshold is not None else ""
@@ -206,6 +218,8 @@ def gauge(one: Gauge) -> Html:
         ),
         tag("p", text(one.about), tag("span", text(_limits(one)), class_="unseen"), class_="note"),
         class_="gauge",
+        id=one.key if anchored else None,
+        tabindex=-1 if anchored else None,
     )
 
 

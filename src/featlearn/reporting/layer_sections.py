@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from featlearn.reporting.content_blocks import NEUTRAL, Cell, Chart, ChartLine, Grid, Number, Section, thin
 from featlearn.reporting.curve_sections import Points, named_layers, shares
 from featlearn.reporting.groups import RunGroup, band, finite
-from featlearn.reporting.markup import written
+from featlearn.reporting.markup import Html, tag, text, written
 
 MOST = 8
 """Largest number of layers that are shown one by one."""
@@ -86,7 +86,39 @@ def layers(groups: Sequence[RunGroup]) -> Section:
     parts, left = _by_layer(groups, re.compile(r"ntk/layers/(?P<layer>.+)/share"), combine=_total)
     if parts:
         charts.append(Chart("shares", "Which layers make the kernel", parts, "share of the kernel", note=left))
-    return Section("layers", "Layers", _LAYERS, charts, missing)
+    return Section("layers", "Layers", _LAYERS + network(groups), charts, missing)
+
+
+def network(groups: Sequence[RunGroup]) -> Html:
+    """Return the network of one run as boxes in forward order: color for what each learned, width for its share."""
+    group = groups[0]
+    real = named_layers(groups)
+    blocks = _blocks(_in_order(dict.fromkeys(recorded_layers(group), ""), real), real)
+    shares = {block: _total_share(group, members) for block, members in blocks.items()}
+    if not group.alone or len(blocks) < 2 or not any(shares.values()):
+        return Html("")
+    learned = {block: max(effect(group, layer) for layer in members) for block, members in blocks.items()}
+    widest, boxes = max(shares.values()), list[Html]()
+    for row, (block, share) in enumerate(shares.items()):
+        y, width = 26 * row, max(62 * share / widest, 0.6)
+        shown = block if len(block) <= 24 else f"…{block[-23:]}"
+        color = f"box learned-{min(int(5 * min(learned[block], 1.0)), 4)}"
+        boxes += [
+            tag("text", text(shown), x="24%", y=y + 15, text_anchor="end"),
+            tag("rect", x=f"{56 - width / 2:.2f}%", y=y + 2, width=f"{width:.2f}%", height=18, rx=3, class_=color),
+            tag("text", text(f"{100 * share:.0f}%"), x="89%", y=y + 15),
+        ]
+    words = "; ".join(f"{block}: {100 * share:.0f}% of the kernel" for block, share in shares.items())
+    drawing = tag("svg", *boxes, height=26 * len(blocks), class_="network", role="img", aria_label=f"Layers: {words}")
+    scale = [
+        tag("svg", tag("rect", width=18, height=12, class_=f"box learned-{i}"), width=18, height=12) for i in range(5)
+    ]
+    key = tag("p", "Input at the top. Width: share of the kernel. Color: learned, from nothing ", *scale, " to all.")
+    return tag("figure", tag("h3", "The network"), drawing, key)
+
+
+def _total_share(group: RunGroup, layers: Sequence[str]) -> float:
+    return _block_value(SUMMED, [max(_COLUMNS[SUMMED](group, layer), 0.0) for layer in layers]) or 0.0
 
 
 # ---- charts

@@ -9,6 +9,7 @@ import torch
 from featlearn.diagnosis.findings import Findings
 from featlearn.reporting.content_blocks import Chart, ChartLine, MatrixSequence, Picture, Section, thin
 from featlearn.reporting.groups import RunGroup
+from featlearn.reporting.pictures import class_names, class_of, cosines
 
 SIDE = 64
 """Largest number of rows and columns of a picture."""
@@ -18,6 +19,9 @@ FRAMES_OF_ONE = 32
 """Largest number of them of one run."""
 SPECIALIZATIONS = 2**14
 """Largest number of entries of all specialization matrices in a report, beyond two of each run."""
+
+MOST_CLASSES = 20
+"""Largest number of classes that are named below a kernel."""
 
 One = TypeVar("One")
 
@@ -156,9 +160,9 @@ def specialization(groups: Sequence[RunGroup]) -> Section:
 
 
 def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
-    """The kernel itself, with samples sorted by their target."""
+    """Return the kernel as cosines of centered gradients, samples sorted by their target."""
     if not shown:
-        return Section("kernels", "The kernel over time", "", (), ["left out, as was asked for"])
+        return Section("kernels", "The kernel over time", "", (), ["kernels were left out, as was asked for"])
     sequences, colors, missing = [], [], []
     for group in groups:
         pictures = _pictures(group.first, "kernel", "mean", _frames(groups))
@@ -167,21 +171,53 @@ def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
             colors.append(group.color)
         else:
             missing.append(f"{group.label}: no kernel was recorded")
-    title = "Tangent kernel on the probe"
+    if not sequences:
+        return Section("kernels", "The kernel over time", "", (), missing)
+    one = groups[0].first
+    named = _class_groups(one) if groups[0].alone else []
+    sorted_by = "class" if named else "target"
+    what = f"Samples are sorted by {sorted_by}. Bright: training on one moves the other (the tangent kernel)."
     block = MatrixSequence(
         "kernels",
-        title,
+        "Tangent kernel, at the start and now",
         sequences,
-        "sample, by target",
-        "sample, by target",
-        note=_of_one(groups),
+        f"sample, by {sorted_by}",
+        f"sample, by {sorted_by}",
+        first_beside=True,
+        note=" ".join(filter(None, (what, _FEATURES_SHOWN if named else "", _of_one(groups)))),
         colors=_colors(groups, colors),
+        limits=_color_limits([picture for _, pictures in sequences for picture in (pictures[0], pictures[-1])]),
+        groups=named,
     )
-    return Section("kernels", "The kernel over time", _KERNELS, [block] if sequences else [], missing)
+    return Section("kernels", "The kernel over time", "", [block], missing)
+
+
+def _color_limits(pictures: Sequence[Picture]) -> tuple[float, float]:
+    """Return limits of one color scale for all pictures, without the diagonal."""
+    parts = [picture.values[~numpy.eye(len(picture.values), dtype=bool)] for picture in pictures]
+    values = numpy.concatenate(parts) if parts else numpy.zeros(0)
+    low, high = numpy.percentile(values, (2, 98)).tolist() if values.size else (0.0, 1.0)
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+def _class_groups(one: Findings) -> list[tuple[float, str]]:
+    """Return (center, name) of each class among the sorted samples; empty without classes, or with many."""
+    targets = one.run_data.targets
+    classes = None if targets is None else class_of(one, len(targets))
+    if classes is None or len(set(classes.tolist())) > MOST_CLASSES:
+        return []
+    ordered, names = numpy.sort(classes), class_names(one)
+    return [
+        (
+            float(numpy.flatnonzero(ordered == label).mean() + 0.5) / len(ordered),
+            str(names[label])[:12] if label < len(names) else str(label),
+        )
+        for label in sorted(set(classes.tolist()))
+    ]
 
 
 def _pictures(one: Findings, name: str, key: str, frames: int) -> list[Picture]:
-    """Square matrices of one name, in the precision in which they were recorded; kernels are sorted by target."""
+    """Return square matrices of one name, in the precision in which they were recorded; kernels as sorted cosines."""
     run_data, found = one.run_data, []
     for step in _some(run_data.array_steps(name), frames):
         matrix = run_data.array(name, step, key)
@@ -191,34 +227,31 @@ def _pictures(one: Findings, name: str, key: str, frames: int) -> list[Picture]:
             if key == "mean":
                 order = sample_order(one, len(values))
                 facts = _facts(one, values)
-                values = values[numpy.ix_(order, order)]
+                values = cosines(values)[numpy.ix_(order, order)]
             kind = numpy.float64 if matrix.dtype == torch.float64 else numpy.float32
             found.append(Picture(f"step {step}", smaller(values).astype(kind), float(step), facts))
     return found
 
 
 def _facts(one: Findings, kernel: numpy.ndarray) -> dict[str, float]:
-    """Means of the kernel over its diagonal, over pairs of one class and over the others."""
-    samples, y = len(kernel), one.run_data.targets
-    apart = ~numpy.eye(samples, dtype=bool)
-    found = {"diagonal": float(kernel.diagonal().mean())}
-    if y is None or len(y) != samples or y.shape[1] < 2:
-        return found | ({"off the diagonal": float(kernel[apart].mean())} if samples > 1 else {})
-    labels = y.numpy().argmax(1)
+    """Return means of the kernel over its diagonal, over pairs of one class and over the others."""
+    apart, labels = ~numpy.eye(len(kernel), dtype=bool), class_of(one, len(kernel))
+    facts = {"diagonal": float(kernel.diagonal().mean())}
+    if labels is None:
+        return facts | ({"off the diagonal": float(kernel[apart].mean())} if len(kernel) > 1 else {})
     same = labels[:, None] == labels
     for name, pairs in (("same class", same & apart), ("other class", ~same)):
         if pairs.any():
-            found[name] = float(kernel[pairs].mean())
-    return found
+            facts[name] = float(kernel[pairs].mean())
+    return facts
 
 
 def sample_order(one: Findings, samples: int) -> numpy.ndarray:
-    """Order of samples by class, or by target for a single output."""
-    y = one.run_data.targets
+    """Return the order of samples by class, or by the first target."""
+    y, classes = one.run_data.targets, class_of(one, samples)
     if y is None or len(y) != samples:
         return numpy.arange(samples)
-    rows = y.numpy()
-    return numpy.argsort(rows[:, 0] if rows.shape[1] == 1 else rows.argmax(1), kind="stable")
+    return numpy.argsort(y.numpy()[:, 0] if classes is None else classes, kind="stable")
 
 
 def smaller(matrix: numpy.ndarray, side: int = SIDE) -> numpy.ndarray:
@@ -239,5 +272,4 @@ eigenvalues stand out and the targets lie in them.</p>"""
 _SPECIALIZATION = """<p>Row c, column c′: how well the kernel of output c fits the target of output c′, against the mean
 over kernels. Above one on the diagonal, each output has grown a kernel for its own task.</p>"""
 
-_KERNELS = """<p>How similar two samples are to the network, samples sorted by their target: blocks on the diagonal are
-classes.</p>"""
+_FEATURES_SHOWN = "Squares on the diagonal are classes: features."

@@ -3,74 +3,24 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from featlearn.diagnosis import Advice, Change, Diagnosis, advise
 from featlearn.diagnosis.findings import Findings
 from featlearn.record import Run
 from featlearn.reporting import curve_sections, layer_sections, matrix_sections
 from featlearn.reporting.comparison import comparison
 from featlearn.reporting.content_blocks import POINTS, Section
 from featlearn.reporting.document import html_page, static, write_page
+from featlearn.reporting.first_screen import answer, banner, chips, next_box, pictures, time_strip
 from featlearn.reporting.groups import RunGroup, findings_of, groups
 from featlearn.reporting.markup import Html, data, tag, text
 from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.provenance import citations, overhead, provenance
-from featlearn.reporting.rendering import numbers, section, swatch, titled
+from featlearn.reporting.rendering import block, numbers, section, swatch, titled
 from featlearn.reporting.step_slider import drawing_scripts, has_moving_blocks, step_slider
-from featlearn.reporting.verdict import chip, headline, opinions, statements
+from featlearn.reporting.verdict import chip, opinions, sentence, statements
 from featlearn.reporting.verdict import numbers as gauges_of
 from featlearn.signatures import name_keywords
-
-
-def steering(found: Diagnosis, lost: bool, heading: Literal["h3", "h5"]) -> Html:
-    """Return both directions under their headings: one way each, the others folded.
-
-    `lost`: training broke down before anything was learned.
-    """
-    if lost:
-        return tag(
-            "p", "Training broke down before anything can be told: lower the learning rate first.", class_="note"
-        )
-    return tag("div", *(_direction(advise(found, toward), heading) for toward in _DIRECTIONS), class_="ways")
-
-
-_DIRECTIONS: tuple[Literal["rich", "lazy"], ...] = ("rich", "lazy")
-
-
-def _direction(advice: Advice, heading: str) -> Html:
-    title = tag(heading, "Richer" if advice.toward == "rich" else "Lazier")
-    if not advice.changes:
-        already = f"It is {advice.toward} already: " if advice.regime == advice.toward else ""
-        return tag("div", title, tag("p", text(f"{already}{advice.note}")), class_="way")
-    first, *others = advice.changes
-    guess = "" if advice.regime != "cannot tell" else " This is a guess: it is not known where the run stands."
-    ways = [tag("li", text(f"{change.text} "), tag("code", text(change.command)), _why(change)) for change in others]
-    return tag(
-        "div",
-        title,
-        tag("p", text(first.text + guess)),
-        tag("pre", tag("code", text(first.command))),
-        tag(
-            "details",
-            tag("summary", text(f"What to expect, and {_count(len(others))}")),
-            _why(first),
-            tag("p", tag("strong", "Or, instead of it:")) if others else "",
-            tag("ul", *ways) if others else "",
-        ),
-        class_="way",
-    )
-
-
-def _count(others: int) -> str:
-    return "why" if not others else "another way" if others == 1 else f"{others} other ways"
-
-
-def _why(change: Change) -> Html:
-    tried = str(change.tried) if change.tried is not None else f"not tried: {change.not_tried}"
-    tried = tried[:1].upper() + tried[1:]
-    return tag("p", text(f"{tried}. Expect: {change.expect}. Because: {change.because}."), class_="note")
-
 
 LARGEST = 1_000_000
 """Largest size of a page without kernels in bytes; lines are thinned until it fits."""
@@ -91,7 +41,7 @@ def report(
     theory: Mapping[str, Any] | None = None,
     time_scale: float = 1.0,
 ) -> Path:
-    """Write a report on runs as one self-contained HTML file: verdict, numbers with their errors, advice, and curves.
+    """Write a report on runs as one self-contained HTML file: verdict, pictures, one next step, curves, and evidence.
 
     Several runs begin with a table of what differs between them.
 
@@ -125,25 +75,34 @@ def report_content(runs: Runs | Sequence[Findings]) -> dict[str, Any]:
     """Return what the live page shows: HTML of all sections, data of the charts, and whether there are several runs."""
     run_groups = groups(runs, points=POINTS)
     shown = sections(run_groups, Overlay(None))
-    html = "".join(html for _, _, html in _parts(run_groups, shown))
+    html = "".join([_first(run_groups, shown, "h2"), _next(run_groups), _tabs(run_groups, shown)])
     return {"html": html, "blocks": _blocks(shown), "several": len(run_groups) > 1}
 
 
 def sections(run_groups: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) -> list[Section]:
-    """Return all sections except verdict, provenance and citations, in the order of the page."""
+    """Return all sections that are drawn from the numbers of runs."""
     extra = curve_sections.overlaid(run_groups, overlay)
     return [
         curve_sections.overview(run_groups, overlay),
         curve_sections.frozen(run_groups),
         curve_sections.timeline(run_groups, overlay),
         *([extra] if extra is not None else []),
-        matrix_sections.spectra(run_groups),
-        matrix_sections.specialization(run_groups),
-        layer_sections.features(run_groups),
         layer_sections.layers(run_groups),
+        layer_sections.features(run_groups),
+        matrix_sections.specialization(run_groups),
+        matrix_sections.spectra(run_groups),
         matrix_sections.kernels(run_groups, kernels),
         overhead(run_groups),
     ]
+
+
+TABS = {
+    "Curves": ("curves", "frozen", "timeline", "theory"),
+    "Layers": ("layers", "features", "specialization"),
+    "Evidence": (),
+    "Details": ("spectra", "kernels", "overhead"),
+}
+"""Tab -> keys of its sections. Evidence has the gauges and statements of each run."""
 
 
 def _kernel_bytes(shown: Sequence[Section]) -> int:
@@ -158,42 +117,80 @@ def _blocks(shown: Sequence[Section]) -> list[dict[str, Any]]:
 
 
 def _page(run_groups: Sequence[RunGroup], shown: Sequence[Section], title: str | None) -> Html:
-    parts = _parts(run_groups, shown)
-    content = [html for _, _, html in parts]
-    if has_moving_blocks(block for section in shown for block in section.blocks):
-        first = next(part.key for part in shown if not part.folded)
-        content.insert([key for key, _, _ in parts].index(first), step_slider("Last step"))
+    moving = has_moving_blocks(block for section in shown for block in section.blocks)
+    slider = step_slider("Last step") if moving else Html("")
+    name = title if title is not None else _heading(run_groups)
+    alone = run_groups[0].alone
     scripts = [*drawing_scripts(), static("report.js")]
     return html_page(
         "report",
-        title if title is not None else _heading(run_groups),
-        tag("main", *content),
+        name,
+        tag("main", _first(run_groups, shown, None), slider, _next(run_groups), _tabs(run_groups, shown)),
+        banner=banner(name, run_groups[0]) if alone else None,
         skip=("Skip to the verdict", "verdict"),
-        sections=[(key, name) for key, name, _ in parts],
+        sections=[(f"panel-{tab.lower()}", tab) for tab in TABS],
         styles=[static("uPlot.min.css"), static("report.css")],
         scripts=scripts,
         script_tags=[
             f'<script type="application/json" id="blocks">{data(_blocks(shown))}</script>',
             *(f"<script>{script}</script>" for script in scripts),
         ],
-        body_class="several" if len(run_groups) > 1 else "single",
+        body_class="single" if alone else "several",
         noscript="Charts need JavaScript; every number is in the tables.",
     )
 
 
-def _parts(run_groups: Sequence[RunGroup], shown: Sequence[Section]) -> list[tuple[str, str, Html]]:
-    """Return (key, title, HTML) of all sections, in the order of the page."""
-    curves = [(part.key, part.title, section(part)) for part in shown if not part.folded]
-    details = [(part.key, part.title, section(part)) for part in shown if part.folded]
-    # curves of several runs come before their cards, what would steer a single run before its curves
-    middle = [*curves, _cards(run_groups)] if len(run_groups) > 1 else [_advice(run_groups[0]), *curves]
-    return [
-        ("verdict", "Verdict", _verdict(run_groups)),
-        *middle,
-        *details,
-        ("provenance", "Provenance", provenance(run_groups)),
-        ("citations", "To cite", citations()),
+def _first(run_groups: Sequence[RunGroup], shown: Sequence[Section], name: str | None) -> Html:
+    """Return what comes before the tabs. `name`: element of the headline, where the page has another heading."""
+    group = run_groups[0]
+    if not group.alone:
+        content = [tag("h2", "Runs"), comparison(run_groups), _legend(run_groups)]
+        return tag("section", *content, id="verdict", tabindex=-1)
+    kernels = next(part for part in shown if part.key == "kernels")
+    drawn = [tag("h3", "Which samples does it treat alike?"), *map(block, kernels.blocks)] if kernels.blocks else []
+    content = [
+        tag("h2", "Verdict", class_="unseen"),
+        answer(group, name),
+        pictures(group, tag("section", *drawn) if drawn else Html("")),
+        *(tag("p", tag("strong", "Not there: "), text(f"{reason}."), class_="missing") for reason in kernels.missing),
+        time_strip(group),
     ]
+    return tag("section", *content, id="verdict", tabindex=-1)
+
+
+def _next(run_groups: Sequence[RunGroup]) -> Html:
+    """Return one next step and the numbers of a single run."""
+    group = run_groups[0]
+    content = [tag("h2", "Next", class_="unseen"), next_box(group), chips(group)]
+    return tag("section", *content, id="next") if group.alone else Html("")
+
+
+def _tabs(run_groups: Sequence[RunGroup], shown: Sequence[Section]) -> Html:
+    """Return a bar of tabs, and the panel of each."""
+    parts = {part.key: part for part in shown}
+    bar = [
+        tag(
+            "button",
+            tab,
+            type="button",
+            role="tab",
+            id=f"tab-{tab.lower()}",
+            aria_controls=f"panel-{tab.lower()}",
+            aria_selected="false",
+        )
+        for tab in TABS
+    ]
+    panels = []
+    for tab, keys in TABS.items():
+        content = [section(parts[key]) for key in keys if key in parts and (key != "kernels" or len(run_groups) > 1)]
+        if tab == "Evidence":
+            content = [_evidence(run_groups)]
+        if tab == "Details":
+            content += [provenance(run_groups), citations()]
+        name = tab.lower()
+        attributes = {"id": f"panel-{name}", "role": "tabpanel", "aria_labelledby": f"tab-{name}", "tabindex": -1}
+        panels.append(tag("div", *content, class_="panel", **attributes))
+    return Html(tag("div", *bar, class_="tabs", role="tablist", aria_label="Parts of the report") + "".join(panels))
 
 
 def _heading(run_groups: Sequence[RunGroup]) -> str:
@@ -201,41 +198,22 @@ def _heading(run_groups: Sequence[RunGroup]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{len(names)} runs: {names[0]} to {names[-1]}"
 
 
-def _verdict(run_groups: Sequence[RunGroup]) -> Html:
-    """Return the first section: the verdict and numbers of one run, or a table of several."""
-    content = [comparison(run_groups), _legend(run_groups)] if len(run_groups) > 1 else [_card(run_groups[0])]
-    return tag(
-        "section",
-        tag("h2", "Verdict", id="verdict-title"),
-        *content,
-        id="verdict",
-        aria_labelledby="verdict-title",
-        tabindex=-1,
-    )
-
-
-def _advice(group: RunGroup) -> tuple[str, str, Html]:
-    """Return what would steer a single run."""
-    return "steer", _STEER, titled("steer", _STEER, _steering(group), folded=False)
-
-
-def _cards(run_groups: Sequence[RunGroup]) -> tuple[str, str, Html]:
-    """Return a folded card for each of several runs."""
+def _evidence(run_groups: Sequence[RunGroup]) -> Html:
+    """Return gauges, second opinions and statements: of one run, or in a folded card for each of several."""
+    if run_groups[0].alone:
+        return titled("evidence", "Evidence", _card(run_groups[0]))
     cards = [
         tag(
             "details",
             tag("summary", swatch(group.color), tag("h3", text(_run_label(group))), chip(group.diagnosis.regime)),
+            tag("p", text(f"{group.diagnosis.headline} {sentence(group.diagnosis)}".strip()), class_="said"),
             _card(group),
-            tag("h4", _STEER),
-            _steering(group),
+            next_box(group),
             class_=f"run r{group.color % 8}",
         )
         for group in run_groups
     ]
-    return "runs", "Run by run", titled("runs", "Run by run", *cards, folded=False)
-
-
-_STEER = "What would make it richer or lazier"
+    return titled("runs", "Run by run", *cards)
 
 
 def _card(group: RunGroup) -> Html:
@@ -244,23 +222,15 @@ def _card(group: RunGroup) -> Html:
     return tag(
         "div",
         tag("p", text(runs), class_="note") if runs else "",
-        headline(diagnosis),
-        gauges_of(diagnosis),
-        opinions(diagnosis),
+        gauges_of(diagnosis, anchored=group.alone),
+        opinions(diagnosis, anchored=group.alone),
         statements(group),
         class_="card",
     )
 
 
-def _steering(group: RunGroup) -> Html:
-    lost = all(one.run_data.lost for one in group.findings)
-    return steering(group.diagnosis, lost, "h3" if group.alone else "h5")
-
-
 def _legend(run_groups: Sequence[RunGroup]) -> Html:
-    """Return buttons that show and hide all lines of a run; empty for a single run."""
-    if len(run_groups) < 2:
-        return Html("")
+    """Return buttons that show and hide all lines of a run."""
     buttons = [
         tag(
             "button",

@@ -29,18 +29,12 @@ MATRIX_TABLE = 12
 def section(one: Section) -> Html:
     """A section, including what is missing and why."""
     absent = [tag("p", tag("strong", "Not there: "), text(f"{reason}."), class_="missing") for reason in one.missing]
-    return titled(
-        one.key,
-        one.title,
-        one.intro,
-        tag("div", *(block(each) for each in one.blocks), class_="blocks") if one.blocks else "",
-        *absent,
-        folded=one.folded,
-    )
+    blocks = tag("div", *(block(each) for each in one.blocks), class_="blocks") if one.blocks else ""
+    return titled(one.key, one.title, one.intro, blocks, *absent)
 
 
-def titled(key: str, title: str, *content: str, folded: bool = True) -> Html:
-    """A section under its heading; folded, the heading opens it."""
+def titled(key: str, title: str, *content: str, folded: bool = False) -> Html:
+    """Return a section under its heading, which opens it if it is folded."""
     heading = tag("h2", text(title), id=f"{key}-title")
     inside = [tag("details", tag("summary", heading), *content, class_="fold")] if folded else [heading, *content]
     return tag("section", *inside, id=key, aria_labelledby=f"{key}-title")
@@ -105,8 +99,8 @@ def _figure(one: Chart | MatrixSequence, *content: str) -> Html:
 
 
 def _chart(one: Chart) -> Html:
-    marks = [tag("li", text(f"{mark.label}: step {written(mark.at)}")) for mark in one.marks]
-    spans = [tag("li", text(f"{w.label}: steps {written(w.begin)} to {written(w.end)}")) for w in one.windows]
+    marks = [tag("li", text(f"{mark.label}: step {mark.at:.0f}")) for mark in one.marks]
+    spans = [tag("li", text(f"{w.label}: steps {w.begin:.0f} to {w.end:.0f}")) for w in one.windows]
     head = [one.x, *(line.label for line in one.lines)]
     body = [[written(x), *map(_cell, cells)] for x, cells in one.rows()]
     return _figure(
@@ -237,13 +231,16 @@ def _matrix_sequence(one: MatrixSequence) -> Html:
         tag("div", tag("h4", samples[i], text(label)), *_canvases(one, i, pictures), class_="sequence")
         for i, (label, pictures) in enumerate(one.sequences)
     ]
-    return _figure(one, tag("div", *sequences, class_="sequences"), _scale(one), *_sequence_tables(one))
+    tables = [] if one.limits is not None else _sequence_tables(one)
+    return _figure(one, tag("div", *sequences, class_="sequences"), _scale(one), *tables)
 
 
 def _scale(one: MatrixSequence) -> Html:
     """The legend of the color scale."""
     low, high = "lowest of a picture", "highest"
-    if one.middle is not None:
+    if one.limits is not None:
+        low, high = f"{one.limits[0]:.2f} or less", f"{one.limits[1]:.2f} or more"
+    elif one.middle is not None:
         ends = one.levels(one.sequences[0][1][0].values)
         beyond = any(
             not ends[0] <= v <= ends[1]
@@ -275,7 +272,8 @@ def _canvases(one: MatrixSequence, sequence: int, pictures: Sequence[Picture]) -
                 height=len(picture.values),
             ),
             _axis_names(one, picture, "columns"),
-            tag("p", text(_range(picture)), class_="range"),
+            _group_names(one),
+            tag("p", text(_caption(one, picture)), class_="range"),
             class_="picture",
         )
         for picture, moves in [*beside, (pictures[-1], True)]
@@ -290,6 +288,12 @@ def _axis_names(one: MatrixSequence, picture: Picture, axis: Literal["rows", "co
     return tag("div", name, tag("div", *indices, class_="indices"), class_=axis, aria_hidden="true")
 
 
+def _group_names(one: MatrixSequence) -> Html:
+    """Return the names of groups of columns, each below its columns."""
+    names = [tag("text", text(name), x=f"{100 * place:.1f}%", y=11, text_anchor="middle") for place, name in one.groups]
+    return tag("svg", *names, height=14, class_="groups", aria_hidden="true") if names else Html("")
+
+
 def _picture_text(one: MatrixSequence, picture: Picture) -> str:
     facts = "".join(f", {name} {written(value)}" for name, value in picture.facts.items())
     return f"{one.title} at {picture.label}: {_range(picture)}{facts}. Rows: {one.rows}; columns: {one.columns}."
@@ -297,6 +301,11 @@ def _picture_text(one: MatrixSequence, picture: Picture) -> str:
 
 def _range(picture: Picture) -> str:
     return f"{picture.label}: {written(float(picture.values.min()))} to {written(float(picture.values.max()))}"
+
+
+def _caption(one: MatrixSequence, picture: Picture) -> str:
+    """Return what stands below a picture; its range only where that is not the scale of all."""
+    return picture.label if one.limits is not None else _range(picture)
 
 
 def _sequence_tables(one: MatrixSequence) -> list[Html]:
@@ -347,7 +356,7 @@ def _picture(one: MatrixSequence, picture: Picture) -> dict[str, Any]:
         "low": number(low),
         "high": number(high),
         "values": floats(picture.values),
-        "range": _range(picture),
+        "range": _caption(one, picture),
         "label": _picture_text(one, picture),
     }
 

@@ -17,16 +17,9 @@ _BARS = (
 
 
 def sentence(diagnosis: Diagnosis) -> str:
-    """Return the headline of a diagnosis, the number behind it, and whether learning helped, in sentences."""
+    """Return the number behind a headline, and whether learning helped, in sentences."""
     helped = "" if diagnosis.so_far or not diagnosis.explanation else f"Did it help? {diagnosis.why_helped}"
-    return " ".join(
-        filter(None, (diagnosis.headline[:1].upper() + diagnosis.headline[1:], diagnosis.explanation, helped))
-    )
-
-
-def headline(found: Diagnosis) -> Html:
-    """The regime as a word, and the sentence."""
-    return tag("p", chip(found.regime), text(sentence(found)), class_="said")
+    return " ".join(filter(None, (diagnosis.explanation, helped)))
 
 
 def chip(regime: str) -> Html:
@@ -34,9 +27,9 @@ def chip(regime: str) -> Html:
     return tag("span", text(regime), class_=f"chip {_tone(regime)}")
 
 
-def numbers(found: Diagnosis) -> Html:
-    """The gauges, and which numbers are not known."""
-    drawn = [gauge(one) for one in gauges(found)]
+def numbers(found: Diagnosis, *, anchored: bool) -> Html:
+    """Return the gauges, with anchors for links, and which numbers are not known."""
+    drawn = [gauge(one, anchored=anchored) for one in gauges(found)]
     absent = unknown_numbers(found)
     return Html(
         "".join(
@@ -49,8 +42,8 @@ def numbers(found: Diagnosis) -> Html:
     )
 
 
-def opinions(found: Diagnosis) -> Html:
-    """What other metrics of richness say, as a small table; empty if none was recorded."""
+def opinions(found: Diagnosis, *, anchored: bool) -> Html:
+    """Return what other metrics of richness say, as a small table; empty if none was recorded."""
     rows = [
         tag(
             "tr",
@@ -71,6 +64,7 @@ def opinions(found: Diagnosis) -> Html:
         "div",
         tag("table", tag("caption", text(caption)), tag("thead", head), tag("tbody", *rows)),
         class_="scroll opinions",
+        id="opinions" if anchored else None,
         tabindex=0,
         role="region",
         aria_label=caption,

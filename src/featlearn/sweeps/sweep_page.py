@@ -61,9 +61,9 @@ def page(
     failures = _failures(sweep, unwritten)
     parts = [
         ("maps", "Maps", _map_sections(maps)),
-        *([("failures", "What failed", titled("failures", "What failed", failures, folded=False))] if failures else []),
-        ("points", "All points", titled("points", "All points", _table(sweep, names, links), folded=False)),
-        ("about", "About", titled("about", "About this sweep", _about(sweep))),
+        *([("failures", "What failed", titled("failures", "What failed", failures))] if failures else []),
+        ("points", "All points", titled("points", "All points", _table(sweep, names, links))),
+        ("about", "About", titled("about", "About this sweep", _about(sweep), folded=True)),
     ]
     content = html_page(
         "sweep",
@@ -172,8 +172,9 @@ def _map_sections(maps: Sequence[Maps]) -> Html:
     if not maps:
         return tag("section", tag("h2", "Maps"), tag("p", "The points differ in no setting."), id="maps")
     first, *rest = maps
-    opened = titled("maps", f"Map of {first.name}", tag("p", text(_HOW), class_="note"), first.html, folded=False)
-    return Html(opened + "".join(titled(f"map-{i}", f"Map of {item.name}", item.html) for i, item in enumerate(rest)))
+    opened = titled("maps", f"Map of {first.name}", tag("p", text(_HOW), class_="note"), first.html)
+    folded = [titled(f"map-{i}", f"Map of {item.name}", item.html, folded=True) for i, item in enumerate(rest)]
+    return Html(opened + "".join(folded))
 
 
 _HOW = "A cell opens the report of its point, or its row in the table below if it has no run."

@@ -122,5 +122,5 @@ const copying = (() => {
       box.before(row);
     }
   }
-  return { decoded, figureTools, ofChart, ofPictures, tables };
+  return { copy, decoded, figureTools, ofChart, ofPictures, tables };
 })();
