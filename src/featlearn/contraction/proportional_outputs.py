@@ -89,14 +89,14 @@ FEW = 16
 TOGETHER = (2**16, 2**24)
 
 
-def _shares(grads: Tensor, known: Tensor | None = None) -> Tensor:
+def _shares(grads: Tensor, previous: Tensor | None = None) -> Tensor:
     """Return the share of each direction per unit, at the largest gradient; keep known shares."""
-    if known is not None:
-        silent = ~known.any(0)
+    if previous is not None:
+        silent = ~previous.any(0)
         if bool(silent.any()):
-            known = known.clone()
-            known[:, silent] = _shares(grads[..., silent].unsqueeze(3))[:, 0]
-        return known
+            previous = previous.clone()
+            previous[:, silent] = _shares(grads[..., silent].unsqueeze(3))[:, 0]
+        return previous
     largest = torch.linalg.vector_norm(grads, dim=0).flatten(0, 1).argmax(0)  # (blocks, m)
     gradients = grads.flatten(1, 2).gather(1, largest.expand(len(grads), 1, *largest.shape)).squeeze(1)
     norm = torch.linalg.vector_norm(gradients, dim=0)

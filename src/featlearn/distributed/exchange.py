@@ -133,6 +133,6 @@ class Swap:
 
 def fill_gradients(skeleton: Any, tensors: Sequence[Tensor], order: Tensor | None) -> Gradients:
     """Rebuild the gradients of another rank from its tensors, with the order of entries of this rank."""
-    given = iter(tensors)
-    whole: Gradients = map_tensors_of(skeleton, lambda _: next(given))
-    return whole if isinstance(whole, Dense) else replace(whole, order=order)
+    remaining = iter(tensors)
+    gradients: Gradients = map_tensors_of(skeleton, lambda _: next(remaining))
+    return gradients if isinstance(gradients, Dense) else replace(gradients, order=order)

@@ -172,7 +172,7 @@ def _erf(layer: _LayerKernel, variance: float) -> tuple[_LayerKernel, Tensor]:
     a, b = layer.left.square(), layer.right.square()
     root = (1 + 2 * a + 2 * b + 4 * (a * layer.gap) * (b * layer.rest)).sqrt()
     moment = torch.atan2(2 * layer.covariance(), root)
-    left, right = (torch.atan2(2 * own, (1 + 4 * own).sqrt()).sqrt() for own in (a, b))
+    left, right = (torch.atan2(2 * norm, (1 + 4 * norm).sqrt()).sqrt() for norm in (a, b))
     size = left * right
     cosine = torch.where(size == 0, 1.0, moment / torch.where(size == 0, 1.0, size)).clamp(-1, 1)
     grown = math.sqrt(variance * 2 / math.pi)

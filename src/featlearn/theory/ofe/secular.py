@@ -102,7 +102,7 @@ def _distinct(poles: Tensor, z: Tensor, weight: float) -> Update:
 class _Search(NamedTuple):
     """Roots that are being sought, one row each."""
 
-    own: Tensor
+    pole_weight: Tensor
     others: Tensor
     offsets: Tensor
     sign: Tensor
