@@ -74,7 +74,7 @@ LATE |= {"xarray"}
 
 
 class Import(NamedTuple):
-    module: str  # absolute, with the imported name where that may be a module: featlearn.ops.form
+    module: str  # absolute, with the imported name where that may be a module: featlearn.ops.registry
     line: int
     at_import_time: bool
 
@@ -104,7 +104,7 @@ def imports(source: str, module: str, is_package: bool) -> Iterator[Import]:
 
 
 def package_of(module: str) -> str:
-    """featlearn.ops.form -> ops; a name of the package itself -> featlearn."""
+    """featlearn.ops.registry -> ops; a name of the package itself -> featlearn."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in ALLOWED else "featlearn"
 
@@ -154,22 +154,22 @@ def test_the_table_has_no_cycle():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("featlearn.ops.form", "from featlearn.quantities.ntk import ntk"),
-        ("featlearn.ops.form", "import featlearn.gradients"),
-        ("featlearn.ops.form", "from featlearn import audit"),
-        ("featlearn.ops.form", "from featlearn import ntk"),
-        ("featlearn.ops.form", "import featlearn as fl"),
-        ("featlearn.ops.form", "from ..gradients import chunk"),
-        ("featlearn.ops.form", "from .. import network"),
-        ("featlearn.ops.form", "def f():\n    from featlearn.monitoring.entry import watch"),
-        ("featlearn.ops.form", "from featlearn import novelty"),
+        ("featlearn.ops.registry", "from featlearn.quantities.ntk import ntk"),
+        ("featlearn.ops.registry", "import featlearn.gradients"),
+        ("featlearn.ops.registry", "from featlearn import audit"),
+        ("featlearn.ops.registry", "from featlearn import ntk"),
+        ("featlearn.ops.registry", "import featlearn as fl"),
+        ("featlearn.ops.registry", "from ..gradients import chunk"),
+        ("featlearn.ops.registry", "from .. import network"),
+        ("featlearn.ops.registry", "def f():\n    from featlearn.monitoring.entry import watch"),
+        ("featlearn.ops.registry", "from featlearn import novelty"),
         ("featlearn.theory.ofe", "from featlearn.network import inputs"),
-        ("featlearn.contraction.gram", "from featlearn.graph.layout import Layout"),
+        ("featlearn.contraction.gram", "from featlearn.graph.samples import Layout"),
         ("featlearn.gradients.captured", "from featlearn.audit.audit import audited"),
         ("featlearn.audit.audit", "from featlearn.measurement import Measurement"),
-        ("featlearn.measurement", "from featlearn.planning.chunks import grouped"),
+        ("featlearn.measurement", "from featlearn.planning.kernel_plan import grouped"),
         ("featlearn.quantities.ntk", "from featlearn.session import Session"),
-        ("featlearn.linear_maps.weight_matrices", "from featlearn.planning.cost import parameter_plans"),
+        ("featlearn.linear_maps.weight_matrices", "from featlearn.planning.kernel_plan import parameter_plans"),
         ("featlearn.record.run", "import torch.nn"),
         ("featlearn.reporting.page", "from featlearn.quantities import ntk"),
         ("featlearn.quantities.ntk", "from featlearn import models"),

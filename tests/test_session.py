@@ -25,7 +25,7 @@ from featlearn.errors import (
 )
 from featlearn.gradients.captured import Chunk
 from featlearn.ops import registry
-from featlearn.planning import chunks, kernel_plan, plan
+from featlearn.planning import kernel_plan, plan
 from featlearn.quantities import ntk as ntk_module
 from tests.references.jacobian import dense_ntk
 
@@ -665,7 +665,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             seen.append(len(directions))
         return original(chunk, names, directions, **named)
 
-    monkeypatch.setattr(chunks, "MANY_NUMBERS", 0)
+    monkeypatch.setattr(kernel_plan, "MANY_NUMBERS", 0)
     monkeypatch.setattr(measurement, "backpropagate", noted)
     return seen
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning import chunks
+from featlearn.planning import kernel_plan
 from tests.references.jacobian import dense_ntk
 
 SAMPLES = 23
@@ -106,7 +106,7 @@ def test_the_plan_counts_no_check_passes(name: str):
 
 
 def test_directions_one_by_one(passes: list[int], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chunks, "MANY_NUMBERS", 0)
+    monkeypatch.setattr(kernel_plan, "MANY_NUMBERS", 0)
     session = fl.Session(*made("perceptron"))
     for _ in range(3):
         passes.clear()

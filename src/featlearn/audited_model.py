@@ -19,15 +19,15 @@ from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import build_graph
 from featlearn.measurement import Audits, Measurement, OutputFacts
 from featlearn.network.checks import admitted, trainable_parameters, unwrapped
-from featlearn.network.copies import StoredResult, cast_inputs, copied_with_results, needs_copy
-from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, map_tensors, tensors_in
-from featlearn.network.inventory import Inventory
+from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, cast_inputs, map_tensors, tensors_in
 from featlearn.network.isolation import Isolation, undisturbed
+from featlearn.network.state import Inventory
 from featlearn.planning.memory import byte_budget, free_bytes, readable_bytes
 from featlearn.request import Request, Settings
 
 if TYPE_CHECKING:
     from featlearn.distributed.layered_weights import LayeredWeights
+    from featlearn.network.copies import StoredResult
     from featlearn.planning.plan import PlannedKernel
 
 
@@ -200,14 +200,19 @@ class AuditedModel:
         with ExitStack() as stack:
             inside = Inventory(model)
             originals, sizes = admitted(self.model, inside, inputs, self.request.readout, self.request.parameters)
-            copying = needs_copy(inside, self.request.dtype)
+            copying = inside.needs_copy(self.request.dtype)
             isolation = stack.enter_context(
                 undisturbed(
                     inside,
                     only_read=not reuse,  # a quantity of the user's own may write to them
                 )
             )
-            twin, results = copied_with_results(model, self.request.dtype) if copying else (model, [])
+            twin = model
+            results: Sequence[StoredResult] = ()
+            if copying:
+                from featlearn.network.copies import copied_with_results  # few measurements need it
+
+                twin, results = copied_with_results(model, self.request.dtype)
             parameters: Mapping[str, Tensor] = originals
             if twin is not model:
                 inside = Inventory(twin)
@@ -254,7 +259,7 @@ class AuditedModel:
                 refuse_random_outputs(batches, isolation.random, measure)
 
     def _establish(
-        self, measurement: Measurement, original: nn.Module, results: Sequence[StoredResult], isolation: Isolation
+        self, measurement: Measurement, original: nn.Module, results: Sequence["StoredResult"], isolation: Isolation
     ) -> bool:
         """Set number of outputs, precision and device; return whether samples were run to find them."""
         all_facts, ran = [], False
@@ -297,7 +302,7 @@ def needing_gradients(x: Inputs) -> Inputs:
 
 
 def _first_look(
-    measurement: Measurement, number: int, original: nn.Module, results: Sequence[StoredResult], isolation: Isolation
+    measurement: Measurement, number: int, original: nn.Module, results: Sequence["StoredResult"], isolation: Isolation
 ) -> OutputFacts:
     """Run a few samples, and refuse what cannot be measured."""
     before = dict(measurement.model.named_parameters())
@@ -339,7 +344,7 @@ def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation:
         )
 
 
-def _refuse_followers(originals: Mapping[str, Tensor], results: Sequence[StoredResult], example: Chunk) -> None:
+def _refuse_followers(originals: Mapping[str, Tensor], results: Sequence["StoredResult"], example: Chunk) -> None:
     """Refuse a copy that does not follow its own weights: through stored results, or through a closure."""
     reached = example.graph.variables if example.graph is not None else frozenset()
     for result in results:

@@ -26,17 +26,15 @@ from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Gradients
 from featlearn.contraction.proportional_outputs import ProportionalOutputs
 from featlearn.errors import ChangedOutputsError, InputValueError, UnsupportedModelError
-from featlearn.gradients.captured import Chunk
+from featlearn.gradients.captured import Chunk, GraphReading
 from featlearn.gradients.fallback import sample_gradients
 from featlearn.gradients.formed import backpropagate, formed_gradients
-from featlearn.gradients.readings import GraphReading
 from featlearn.graph.graph import Node, backward_to
-from featlearn.graph.layout import Layout
-from featlearn.graph.sample_axis import Axes
-from featlearn.network.compiler import CompilerNotLoadedError, load_compiler
+from featlearn.graph.samples import Axes, Layout
 from featlearn.network.inputs import ModelWithInputs
+from featlearn.network.isolation import CompilerNotLoadedError, load_compiler
 from featlearn.ops import is_built_in
-from featlearn.ops.sample_flow import proved_layouts
+from featlearn.ops.registry import proved_layouts
 from featlearn.request import Request
 from featlearn.separation.proof import SeparationProof
 from featlearn.separation.repeated_pass import ProvedPass

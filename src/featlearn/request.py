@@ -8,8 +8,7 @@ import torch
 
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import InputValueError
-from featlearn.network.copies import checked_dtype
-from featlearn.network.inputs import Readout
+from featlearn.network.inputs import Readout, checked_dtype
 
 
 class Settings(TypedDict, total=False):

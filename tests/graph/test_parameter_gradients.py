@@ -41,9 +41,9 @@ def test_groups_give_the_same_gradients_in_as_many_passes(
 
 
 def test_a_wrong_rule_is_found_in_any_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    from featlearn.graph import sample_axis
+    from featlearn.graph import samples
 
-    for module in (graph, sample_axis):
+    for module in (graph, samples):
         monkeypatch.setattr(module, "TOGETHER", 100)
     model, x = nn.Sequential(nn.Identity(), Wrapped(network())), torch.randn(9, 4).double()
     reference = fl.ntk(network(), x)

@@ -5,8 +5,15 @@ import torch
 from torch import Tensor
 
 from featlearn.graph.graph import build_graph
-from featlearn.graph.layout import Layout, sample_dimension, splits
-from featlearn.graph.sample_axis import attribution_error, probed_graph, sample_error, sample_factors
+from featlearn.graph.samples import (
+    Layout,
+    attribution_error,
+    probed_graph,
+    sample_dimension,
+    sample_error,
+    sample_factors,
+    splits,
+)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 8])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from featlearn.network.inventory import Inventory
+from featlearn.network.state import Inventory
 
 
 class Shared(nn.Module):

@@ -17,8 +17,8 @@ from torch.nn.modules import module as module_globals
 
 import featlearn as fl
 from featlearn.errors import UnsupportedModelError
-from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
+from featlearn.network.state import Inventory
 
 from ..references.jacobian import dense_ntk
 from ..zoo.case import Net

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.errors import UnsupportedModelError
 from featlearn.network import tensor_copies
-from featlearn.network.inventory import Inventory
-from featlearn.network.state import state_kept
+from featlearn.network.state import Inventory, state_kept
 
 
 class Writing(nn.Module):

@@ -15,11 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featlearn.graph.graph import Graph, Node, backward_to, build_graph
-from featlearn.graph.layout import Layout, splits
-from featlearn.graph.sample_axis import probed_graph
+from featlearn.graph.samples import Layout, probed_graph, splits
 from featlearn.ops import attention, registry
-from featlearn.ops.registry import SampleAxis, Step
-from featlearn.ops.sample_flow import proved_layouts
+from featlearn.ops.registry import SampleAxis, Step, proved_layouts
 from tests.zoo.case import default_dtype
 
 

@@ -11,7 +11,7 @@ import featlearn as fl
 from featlearn.gradients.directions import OutputSelection
 from featlearn.graph import graph as graph_module
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.chunks import grouped
+from featlearn.planning.kernel_plan import grouped
 from featlearn.planning.plan import ParameterPlan
 from tests.zoo.case import Net
 

@@ -12,7 +12,7 @@ import featlearn as fl
 from featlearn.contraction.hardware import elementwise_cost
 from featlearn.errors import MemoryBudgetError
 from featlearn.measurement import Measurement
-from featlearn.planning import progress_line
+from featlearn.planning import plan as planning
 from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
 from tests.zoo.case import Net
 
@@ -211,10 +211,10 @@ def test_forward_passes_are_counted_right(memory: str, second: bool):
 
 def test_progress_shows_on_a_terminal_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     now = iter(range(0, 100, 2))
-    monkeypatch.setattr(progress_line.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(planning.time, "monotonic", lambda: float(next(now)))
     for terminal in (False, True):
-        monkeypatch.setattr(progress_line.sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        line = progress_line.ProgressLine("kernel", 4)
+        monkeypatch.setattr(planning.sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        line = planning.ProgressLine("kernel", 4)
         for _ in range(3):
             line.advance()
         line.close()

@@ -15,8 +15,8 @@ from featlearn.contraction.gram import Route
 from featlearn.gradients import formed
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph
-from featlearn.graph.layout import splits
-from featlearn.planning import chunks, cost
+from featlearn.graph.samples import splits
+from featlearn.planning import kernel_plan
 from tests.references.jacobian import dense_jacobian, dense_ntk, kernel_of
 
 
@@ -86,7 +86,7 @@ def test_both_routes(
     case: tuple[nn.Module, Tensor, Tensor], route: Route, shifted: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(gram, "_route", lambda *_: route)
-    monkeypatch.setattr(cost, "costs", lambda *_: {one: 0.0 if one is route else 1.0 for one in Route})
+    monkeypatch.setattr(kernel_plan, "costs", lambda *_: {one: 0.0 if one is route else 1.0 for one in Route})
     monkeypatch.setattr(gram, "elementwise_cost", lambda device: -1e6 if shifted else 1e6)
     monkeypatch.setattr(blocking, "PANEL", 3)
     monkeypatch.setattr(gram, "MIRRORED", 3)
@@ -249,10 +249,10 @@ def test_many_passes_on_a_cpu_have_few_samples_each(monkeypatch: pytest.MonkeyPa
     torch.manual_seed(0)
     model, x, x2 = (each.double() for each in perceptron())
     assert {group.chunk for group in fl.plan(model, x, outputs="each").groups} == {40}
-    monkeypatch.setattr(chunks, "MANY", 3)
-    monkeypatch.setattr(chunks, "LEAST_CHUNK", 4)
+    monkeypatch.setattr(kernel_plan, "MANY", 3)
+    monkeypatch.setattr(kernel_plan, "LEAST_CHUNK", 4)
     # Two layers of 6, two of 5 and the outputs: 25 numbers for each of the 40 samples.
-    monkeypatch.setattr(chunks, "SMALL", 8 * 25 * 15)
+    monkeypatch.setattr(kernel_plan, "SMALL", 8 * 25 * 15)
     assert {group.chunk for group in fl.plan(model, x, outputs="each").groups} == {14}
     assert {group.chunk for group in fl.plan(model, x, outputs=1).groups} == {40}
     assert_exact((model, x, x2))

@@ -21,8 +21,7 @@ from featlearn.audit.independence import Part, last_digit_changed, refuse_couple
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph, Node, parameter_gradients
-from featlearn.graph.layout import Layout, sample_dimension
-from featlearn.graph.sample_axis import Axes, ProbedGraph, probed_graph
+from featlearn.graph.samples import Axes, Layout, ProbedGraph, probed_graph, sample_dimension
 from featlearn.separation.repeated_pass import RepeatedPass
 
 AUDITED = 7

@@ -22,9 +22,8 @@ from featlearn.errors import CoupledSamplesError, UnsupportedModelError
 from featlearn.gradients.captured import Chunk
 from featlearn.gradients.formed import Backpropagated, UseGradients, backpropagate, formed_gradients
 from featlearn.graph.graph import Node, backward_to, numbers, parameter_gradients
-from featlearn.graph.layout import Layout, splits
-from featlearn.graph.sample_axis import sample_error
-from featlearn.network.compiler import OPERANDS
+from featlearn.graph.samples import Layout, sample_error, splits
+from featlearn.network.isolation import OPERANDS
 
 
 @dataclass(frozen=True)

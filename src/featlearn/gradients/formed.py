@@ -17,11 +17,10 @@ from featlearn.contraction.hardware import LITTLE
 from featlearn.contraction.proportional_outputs import ProportionalOutputs
 from featlearn.contraction.windows import Windows
 from featlearn.errors import UnsupportedModelError
-from featlearn.gradients.captured import Chunk
-from featlearn.gradients.readings import MatrixView
+from featlearn.gradients.captured import Chunk, MatrixView
 from featlearn.graph.graph import Node, Value, backward, backward_to
 from featlearn.ops import Direct, Outer
-from featlearn.ops.reading import Reading
+from featlearn.ops.registry import Reading
 
 UseGradients = Mapping[Value, Sequence[Tensor | None]]
 """Op that uses a parameter -> gradients at its output, one for each direction; None where it has none."""

@@ -20,8 +20,7 @@ from featlearn.kernel.execution import KernelExecution
 from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
 from featlearn.planning.exchange import SharedKernel, shared_parameters
-from featlearn.planning.plan import ParameterGroup, Plan
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ParameterGroup, Plan, ProgressLine
 
 Places = Sequence[slice]
 """The samples of every rank."""

@@ -16,8 +16,7 @@ from featlearn.gradients.directions import OutputSelection
 from featlearn.kernel.step_rates import Rate, elementwise, with_rates
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.plan import ParameterGroup, Plan
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ParameterGroup, Plan, ProgressLine
 
 if TYPE_CHECKING:
     from featlearn.kernel.verification import KernelVerification

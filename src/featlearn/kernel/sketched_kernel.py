@@ -17,7 +17,7 @@ from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ProgressLine
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch, sketch_view
 
 Features = dict[str, Tensor]

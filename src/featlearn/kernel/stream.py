@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.network.copies import cast_inputs
 from featlearn.network.fingerprint import fingerprint
-from featlearn.network.inputs import Inputs, batch_size, describe, map_tensors, tensors_in
+from featlearn.network.inputs import Inputs, batch_size, cast_inputs, describe, map_tensors, tensors_in
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 

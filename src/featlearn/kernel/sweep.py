@@ -14,7 +14,7 @@ from featlearn.kernel.stream import SampleStream
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.memory import byte_budget
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ProgressLine
 
 
 @dataclass(frozen=True)

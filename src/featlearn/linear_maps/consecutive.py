@@ -16,11 +16,10 @@ from torch.autograd.graph import GradientEdge
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.attention_paths import FeaturePaths, attentions
 from featlearn.graph.graph import Graph, Node, Value
-from featlearn.graph.uses import REARRANGEMENTS
+from featlearn.graph.samples import REARRANGEMENTS
 from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.ops import Outer
-from featlearn.ops.form import Form
-from featlearn.ops.reading import Reading
+from featlearn.ops.registry import Form, Reading
 
 
 @dataclass(frozen=True)

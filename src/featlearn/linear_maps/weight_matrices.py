@@ -18,7 +18,7 @@ from featlearn.gradients.captured import Chunk
 from featlearn.graph.attention_paths import attentions, nearest
 from featlearn.graph.graph import Node, backward
 from featlearn.ops import Outer
-from featlearn.ops.reading import Reading
+from featlearn.ops.registry import Reading
 
 
 @dataclass(frozen=True)

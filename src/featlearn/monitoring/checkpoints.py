@@ -20,9 +20,9 @@ from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import refuse_unmeasurable, unwrapped
 from featlearn.network.copies import copied
 from featlearn.network.inputs import Inputs, Readout
-from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import random_state_kept
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.network.state import Inventory
+from featlearn.planning.plan import ProgressLine
 from featlearn.record import Run, RunWriter, open_run
 from featlearn.record.layout import RUN
 from featlearn.signatures import name_keywords

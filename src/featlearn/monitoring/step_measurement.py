@@ -23,7 +23,7 @@ from featlearn.monitoring.probe_data import Sizes, WatchedNetwork, as_targets, p
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, ModelWithInputs
-from featlearn.planning.chunks import samples_within
+from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.balance import Rates, pair_balance
 from featlearn.quantities.feature_change import (

@@ -19,7 +19,7 @@ from featlearn.monitoring.pictures import picture_work
 from featlearn.monitoring.probe_data import Sizes
 from featlearn.monitoring.schedule import ScheduledQuantity
 from featlearn.network.inputs import tensors_in
-from featlearn.planning.cost import parameter_plans
+from featlearn.planning.kernel_plan import parameter_plans
 from featlearn.planning.plan import ParameterPlan
 from featlearn.torch_internals import add_pre_forward_hook, drop_pre_forward_hook
 

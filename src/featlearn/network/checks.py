@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
 from featlearn.network.inputs import Inputs, Readout, batch_size, describe, tensors_in
-from featlearn.network.inventory import Inventory
+from featlearn.network.state import Inventory
 from featlearn.torch_internals import (
     buffer_table,
     compiled_from,

@@ -10,22 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
 from featlearn.network.checks import unwrapped
-from featlearn.network.inputs import Inputs, map_tensors
-from featlearn.network.inventory import Inventory
+from featlearn.network.inputs import cast
 from featlearn.torch_internals import COMPILED_PREFIX
-
-
-def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the `dtype` argument, refused unless it is a precision to measure in."""
-    if dtype not in (None, torch.float32, torch.float64):
-        raise InputTypeError(f"dtype is {dtype!r}, expected torch.float32, torch.float64 or None")
-    return dtype
-
-
-def needs_copy(inside: Inventory, dtype: torch.dtype | None) -> bool:
-    """Return whether the model must be copied: another dtype is asked for, or it holds inference tensors."""
-    kinds = {kind.to_real() for _, kind, _ in inside.kind if kind.is_floating_point or kind.is_complex}
-    return (dtype is not None and bool(kinds - {dtype})) or any(tensor.is_inference() for tensor in inside.tensors)
 
 
 class StoredResult(NamedTuple):
@@ -52,7 +38,7 @@ def copied_with_results(model: nn.Module, dtype: torch.dtype | None) -> tuple[nn
             "copy: move what it cannot (locks, open files, generators) out of the model, or give it a __deepcopy__"
         ) from error
     for tensor in (*twin.parameters(), *twin.buffers()):
-        tensor.data = _cast(tensor.data, dtype)
+        tensor.data = cast(tensor.data, dtype)
     return twin, copying.results
 
 
@@ -70,31 +56,12 @@ class _ResultCopying(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         tensor, memo = args
         if id(tensor) not in memo:
-            twin = _cast(tensor.detach().clone(), self._dtype)
+            twin = cast(tensor.detach().clone(), self._dtype)
             if tensor.requires_grad:  # not a leaf either: a model may write to it
                 self.results.append(StoredResult(tensor, twin.requires_grad_()))
                 twin = twin.clone()
             memo[id(tensor)] = twin
         return memo[id(tensor)]
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return floating point numbers in `dtype`, complex ones with parts in it."""
-    if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
-        return tensor
-    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
-
-
-def cast_inputs(x: Inputs, dtype: torch.dtype | None) -> Inputs:
-    """Return floating point inputs in `dtype`, and none of them inference tensors."""
-
-    def change(tensor: Tensor) -> Tensor:
-        tensor = tensor.clone() if tensor.is_inference() else tensor
-        if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
-            return tensor
-        return _cast(tensor.detach(), dtype).requires_grad_(tensor.requires_grad)
-
-    return map_tensors(x, change)
 
 
 class _Holder(nn.Module):

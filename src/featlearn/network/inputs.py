@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, NotFiniteError, UnsupportedModelError
-from featlearn.network.compiler import OPERANDS, compiler_not_imported
+from featlearn.network.isolation import OPERANDS, compiler_not_imported
 
 if TYPE_CHECKING:
     from featlearn.network.write_guard import WriteGuard
@@ -77,6 +77,32 @@ def tensors_in(thing: Any) -> list[Tensor]:
     if isinstance(thing, Mapping):
         thing = list(thing.values())
     return [tensor for part in thing for tensor in tensors_in(part)] if isinstance(thing, tuple | list) else []
+
+
+def checked_dtype(dtype: torch.dtype | None) -> torch.dtype | None:
+    """Return the `dtype` argument, refused unless it is a precision to measure in."""
+    if dtype not in (None, torch.float32, torch.float64):
+        raise InputTypeError(f"dtype is {dtype!r}, expected torch.float32, torch.float64 or None")
+    return dtype
+
+
+def cast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return floating point numbers in `dtype`, complex ones with parts in it."""
+    if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    return tensor.to(dtype.to_complex() if tensor.is_complex() else dtype)
+
+
+def cast_inputs(x: Inputs, dtype: torch.dtype | None) -> Inputs:
+    """Return floating point inputs in `dtype`, and none of them inference tensors."""
+
+    def change(tensor: Tensor) -> Tensor:
+        tensor = tensor.clone() if tensor.is_inference() else tensor
+        if dtype is None or not (tensor.is_floating_point() or tensor.is_complex()):
+            return tensor
+        return cast(tensor.detach(), dtype).requires_grad_(tensor.requires_grad)
+
+    return map_tensors(x, change)
 
 
 def input_kind(x: Inputs) -> tuple[object, ...]:

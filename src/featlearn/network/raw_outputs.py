@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from featlearn.errors import InputTypeError
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, describe, read_output
-from featlearn.network.inventory import Inventory
 from featlearn.network.isolation import undisturbed
+from featlearn.network.state import Inventory
 
 
 def raw_outputs(model: nn.Module, x: Inputs, readout: Readout | None) -> Tensor:

@@ -1,11 +1,11 @@
-"""Everything a model holds, put back bit for bit: weights, buffers, gradients, flags, plain attributes."""
+"""The modules and tensors of a model, found in one walk, and everything it holds, put back bit for bit."""
 
 import random
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import eq, is_
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,63 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import UnsupportedModelError
-from featlearn.network.inventory import Inventory
 from featlearn.network.tensor_copies import LARGE_TOGETHER, LargeWeights, copies_of, large_weights
 from featlearn.torch_internals import HOOKS, PARAMETERS, RESERVED, buffer_table, child_table, parameter_table, version
 
 if TYPE_CHECKING:
     from featlearn.network.write_guard import WriteGuard
+
+
+class Inventory:
+    """All modules of a model, its parameters and buffers, each once; a walk takes as long as many small ops."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        found: dict[int, nn.Module] = {}
+        named: dict[int, tuple[str, Tensor]] = {}
+        stack = [("", model)]
+        while stack:
+            prefix, part = stack.pop()
+            key = id(part)
+            if key in found:
+                continue
+            found[key] = part
+            if own := parameter_table(part):
+                for name, parameter in own.items():
+                    if parameter is not None:
+                        named.setdefault(id(parameter), (prefix + name, parameter))
+            if inner := child_table(part):
+                children = reversed(inner.items())
+                stack += [(f"{prefix}{name}.", child) for name, child in children if child is not None]
+        self.modules = list(found.values())
+        self.types = set(map(type, self.modules))
+        """The classes of all modules."""
+        self._named = list(named.values())
+        self.parameters = [parameter for _, parameter in self._named]
+        tables = [table for part in self.modules if (table := buffer_table(part))]
+        buffers = [buffer for table in tables for buffer in table.values() if buffer is not None]
+        self.tensors = _distinct([*self.parameters, *buffers]) if buffers else self.parameters
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """What `model.named_parameters()` gives, unless the model has one of its own."""
+        if type(self.model).named_parameters is not nn.Module.named_parameters:
+            return self.model.named_parameters()
+        return self._named
+
+    @cached_property
+    def kind(self) -> tuple[tuple[torch.Size, torch.dtype, torch.device], ...]:
+        """Shape, type and device of all tensors."""
+        return tuple([(tensor.shape, tensor.dtype, tensor.device) for tensor in self.tensors])
+
+    def needs_copy(self, dtype: torch.dtype | None) -> bool:
+        """Return whether the model must be copied: another dtype is asked for, or it holds inference tensors."""
+        kinds = {kind.to_real() for _, kind, _ in self.kind if kind.is_floating_point or kind.is_complex}
+        return (dtype is not None and bool(kinds - {dtype})) or any(tensor.is_inference() for tensor in self.tensors)
+
+
+def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
 
 _CONTAINERS: tuple[type, ...] = (OrderedDict, dict, list, deque, set, tuple)
 _KINDS: dict[str, tuple[type, ...]] = {

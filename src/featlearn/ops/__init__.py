@@ -6,10 +6,8 @@ Each op has a module of this package. Importing the package loads all of them.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from featlearn.graph.layout import Layout
-from featlearn.graph.uses import Use
-from featlearn.ops.form import Direct, LinearMap, Outer
-from featlearn.ops.registry import close_built_in, is_built_in, register_rule, rule_for
+from featlearn.graph.samples import Layout, Use
+from featlearn.ops.registry import Direct, LinearMap, Outer, close_built_in, is_built_in, register_rule, rule_for
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

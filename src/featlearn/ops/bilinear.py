@@ -2,10 +2,8 @@
 
 from torch import Tensor
 
-from featlearn.graph.layout import Layout
-from featlearn.graph.uses import Use
-from featlearn.ops.form import Form, Outer
-from featlearn.ops.registry import Step, register_flow, register_rule
+from featlearn.graph.samples import Layout, Use
+from featlearn.ops.registry import Form, Outer, Step, register_flow, register_rule
 
 
 @register_rule("TrilinearBackward0")

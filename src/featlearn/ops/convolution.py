@@ -3,10 +3,18 @@
 from torch import Tensor
 
 from featlearn.contraction.windows import Windows
-from featlearn.graph.layout import Layout
-from featlearn.graph.uses import Use
-from featlearn.ops.form import Direct, Form, LinearMap, Outer
-from featlearn.ops.registry import FlowRule, Step, first_axis, register_flow, register_rule
+from featlearn.graph.samples import Layout, Use
+from featlearn.ops.registry import (
+    Direct,
+    FlowRule,
+    Form,
+    LinearMap,
+    Outer,
+    Step,
+    first_axis,
+    register_flow,
+    register_rule,
+)
 
 _CONVOLUTIONS = ("Convolution", "ConvolutionOverrideable", "CudnnConvolution")
 register_flow(*_CONVOLUTIONS)(first_axis)

@@ -2,10 +2,8 @@
 
 from torch import Tensor
 
-from featlearn.graph.layout import Layout
-from featlearn.graph.uses import Use
-from featlearn.ops.form import Direct, Form
-from featlearn.ops.registry import Step, register_flow, register_rule
+from featlearn.graph.samples import Layout, Use
+from featlearn.ops.registry import Direct, Form, Step, register_flow, register_rule
 from featlearn.torch_internals import distance_gradient
 
 

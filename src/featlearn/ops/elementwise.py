@@ -4,10 +4,8 @@ The gradient of every operand is `Z.grad[p] = sum_t grads[p, t] * factor[p, t]`,
 to. The equations below state the factor.
 """
 
-from featlearn.graph.layout import sample_dimension
-from featlearn.graph.uses import Use
-from featlearn.ops.form import Direct, Form, broadcast_gradient, scaled
-from featlearn.ops.registry import broadcast, register_flow, register_rule
+from featlearn.graph.samples import Use, sample_dimension
+from featlearn.ops.registry import Direct, Form, broadcast, broadcast_gradient, register_flow, register_rule, scaled
 
 _ELEMENTWISE = """
     Abs Add Addcdiv Addcmul Atan2 Celu Clamp ClampMax ClampMin Clone Cos Div Elu Erf Exp Expand Expm1 Gelu Hardsigmoid

@@ -3,11 +3,9 @@
 import torch
 from torch import Tensor
 
-from featlearn.graph.layout import Layout
-from featlearn.graph.uses import Use
-from featlearn.ops.form import Form, Outer
+from featlearn.graph.samples import Layout, Use
 from featlearn.ops.reductions import along_another_axis
-from featlearn.ops.registry import SampleAxis, Step, register_flow, register_rule, signed
+from featlearn.ops.registry import Form, Outer, SampleAxis, Step, register_flow, register_rule, signed
 
 
 def _lookup(use: Use, index: Tensor | None, width: int, padding: int = -1) -> Form | None:

@@ -2,10 +2,19 @@
 
 from torch import Tensor
 
-from featlearn.graph.layout import Layout
-from featlearn.graph.uses import Use
-from featlearn.ops.form import Form, LinearMap, Outer, broadcast_gradient, scaled
-from featlearn.ops.registry import FlowRule, Step, broadcast, register_flow, register_rule
+from featlearn.graph.samples import Layout, Use
+from featlearn.ops.registry import (
+    FlowRule,
+    Form,
+    LinearMap,
+    Outer,
+    Step,
+    broadcast,
+    broadcast_gradient,
+    register_flow,
+    register_rule,
+    scaled,
+)
 
 
 def _product(use: Use, rows: Tensor | None, weight_right: bool, weight: str, scale: float = 1.0) -> Form | None:

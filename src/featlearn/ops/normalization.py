@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from featlearn.graph.layout import Layout
-from featlearn.graph.uses import Use
-from featlearn.ops.form import Direct, Form, broadcast_gradient
-from featlearn.ops.registry import Step, first_axis, register_flow, register_rule
+from featlearn.graph.samples import Layout, Use
+from featlearn.ops.registry import Direct, Form, Step, broadcast_gradient, first_axis, register_flow, register_rule
 
 # In every rule, with n the normalized input: y = weight * n + bias
 # weight.grad[p] = sum_t grads[p, t] * n[p, t],  bias.grad[p] = sum_t grads[p, t]

@@ -1,18 +1,123 @@
 """What is known of each op: the rule that reads a use of a parameter, and the rule of how samples flow through it.
 
+A *use* is one operand Z of one autograd node: a parameter, or something made from parameters alone (a transpose, a
+normalized weight). The node's output has a sample axis, described by `Layout`. A rule returns one of two forms:
+
+- `Outer`: Z.grad[p] = sum_t rows[p, t] (x) grads[p, t] over positions t, never formed unless that is cheaper;
+- `Direct`: Z.grad[p] itself, for small operands (biases, norm weights, scales, tables).
+
 Rules of uses are registered by autograd node (`MulBackward0`), because users have nodes of their own. Flow rules are
 registered by op (`Mul`), because they also hold for ops of a forward pass, which make no node.
+
+The samples lie in the first axis of the outputs. Flow rules say where they lie in the operands of each op. Followed
+from the outputs down, they prove the sample axis of a node for this batch, without a backward pass. Below an op without
+a rule nothing is proved, and a backward pass decides (`featlearn.audit.gradient_check`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
+from featlearn.contraction.windows import Windows
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.graph.layout import Layout
-from featlearn.graph.uses import Use
-from featlearn.ops.form import Form
+from featlearn.graph.graph import Edge, Graph, Node, Value
+from featlearn.graph.samples import Layout, Use, sample_dimension
+from featlearn.torch_internals import saved
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """State that the op applies the operand as a matrix: h = W x for the rows x of every sample and position.
+
+    Neural features and layer alignment are defined for linear maps alone.
+    """
+
+    weight: Tensor | None = None
+    """W where the op saved it; ops save it only if their other input needs a gradient."""
+    row_taps: int = 1
+    """Number of neighboring entries of a row that belong to one channel: the area of a convolution's kernel."""
+    grad_taps: int = 1
+    """The same for the entries of a gradient: the kernel's area of a transposed convolution."""
+    channels_second: bool = False
+    """Whether channels lie in the second axis of the op's input and output, otherwise in the last."""
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The per-sample gradient as sum_t rows[p, t] (x) grads(G)[p, t], in independent blocks."""
+
+    rows: Callable[[], Tensor | Windows]
+    """Return (samples, positions, blocks, n); or integers (samples, positions), for rows of an identity matrix of size
+    n; or the images whose windows the rows are.
+    A function, because rows can be many times larger than what the op saved (the patches of a convolution)."""
+    grads: Callable[[Tensor], Tensor]
+    """Turn the gradient of the op's output into (samples, positions, blocks, m)."""
+    rows_first: bool
+    """Whether the operand, flattened, is (blocks, n, m); otherwise it is (blocks, m, n)."""
+    positions: int
+    row_size: int
+    grad_size: int
+    blocks: int = 1
+    indexed: bool = False
+    """Whether the rows are integers."""
+    window: int = 1
+    """Entries of a row that lie in one channel, where rows are windows of images: the area of the kernel."""
+    pixels: int = 0
+    """Number of pixels of a sample's images whose windows the rows are, 0 where the rows are written out."""
+    linear_map: LinearMap | None = None
+    """Set where the op computes h = W x with this operand as W, None for everything else (bilinear forms, tables)."""
+
+
+@dataclass(frozen=True)
+class Direct:
+    """The per-sample gradient itself."""
+
+    gradient: Callable[[Tensor], Tensor]
+    """Turn the gradient of the op's output into (samples, *operand shape)."""
+
+
+Form = Outer | Direct
+
+
+def scaled(form: Direct | None, factor: float) -> Direct | None:
+    """Multiply a per-sample gradient by a number."""
+    if form is None or factor == 1.0:
+        return form
+    return Direct(lambda grad: form.gradient(grad) * factor)
+
+
+def broadcast_gradient(use: Use, factor: Callable[[], Tensor] | None = None) -> Direct | None:
+    """Sum `factor * grad` over the axes along which the operand was broadcast against the output, sample by sample.
+
+    Return None if the operand itself varies along the sample axis.
+    """
+    axes, samples = len(use.output), use.layout.samples
+    padded = (1,) * (axes - len(use.shape)) + tuple(use.shape)
+    sample_axis = sample_dimension(use.output, use.layout)
+    if sample_axis is None or len(padded) != axes or padded[sample_axis[0]] != 1:
+        return None
+    axis, outer = sample_axis
+    trailing = tuple(use.shape[next((i for i, size in enumerate(use.shape) if size != 1), len(use.shape)) :])
+    is_bias = trailing == tuple(use.output[axes - len(trailing) :]) and use.layout.outside(*trailing)
+    summed = [i + 1 for i, size in enumerate(padded) if size == 1]  # after the sample axis has moved to the front
+
+    def gradient(grad: Tensor) -> Tensor:
+        if factor is not None:
+            grad = grad * factor()
+        if is_bias:
+            split = grad.reshape(use.layout.before, samples, -1, *trailing)
+            copies = [k for k in (0, 2) if split.shape[k] != 1]
+            return (split.sum(copies) if copies else split).reshape(samples, *use.shape)
+        split = grad.reshape(*grad.shape[:axis], outer, samples, -1, *grad.shape[axis + 1 :])
+        by_sample = split.movedim(axis + 1, 0).flatten(axis + 1, axis + 2)
+        return by_sample.sum(summed).reshape(samples, *use.shape) if summed else by_sample.reshape(samples, *use.shape)
+
+    return Direct(gradient)
+
 
 Rule = Callable[[Use], Form | None]
 """Return how the per-sample gradient of a use is made, None if the rule does not cover the case."""
@@ -170,3 +275,83 @@ def backward_flow(node_name: str) -> Flow | None:
     op_name, _, number = node_name.partition("Backward")
     # The node of a user's function has a name without a number.
     return _FLOWS.get(("backward", op_name)) if number.isdigit() else None
+
+
+class Reading(NamedTuple):
+    """One use, as its rule reads it."""
+
+    value: Value
+    """The operand: an output of a node without samples, or the parameter's own leaf."""
+    use: Use
+    form: Form
+
+
+def read_use(graph: Graph, edge: Edge, layout: Layout | None, several_outputs: bool) -> Reading | str:
+    """Read one use, or return why it cannot be read."""
+    node, name = edge.consumer, graph.names[edge.consumer]
+    rule = rule_for(name)
+    if rule is None:
+        return f"no rule for {name}"
+    if several_outputs or layout is None:
+        return f"{name} has several outputs" if several_outputs else f"{name} has no sample axis"
+    (output, dtype), (shape, operand_dtype) = graph.described[node][0], graph.described[edge.value[0]][edge.value[1]]
+    if dtype.is_complex or operand_dtype.is_complex:
+        return f"{name} is complex"
+    use = Use(node, edge.operand, shape, output, layout)
+    try:
+        form: Form | None = rule(use)
+    except Exception as error:  # a rule may be the user's
+        return f"the rule for {name} fails: {type(error).__name__}: {error}"
+    if form is None:
+        return f"the rule for {name} does not cover this case"
+    if isinstance(form, Outer | Direct):
+        return Reading(edge.value, use, form)
+    return f"the rule for {name} gives {type(form).__name__}, expected Outer, Direct or None"  # type: ignore[unreachable]
+
+
+Placed = tuple[torch.Size, Layout | None]
+"""The shape of an output, and where the samples lie in it if that is known."""
+
+
+def proved_layouts(graph: Graph, samples: int, wanted: Collection[Node]) -> dict[Node, Layout]:
+    """Return the sample axes of some nodes, as far as the ops above them determine them."""
+    outputs = graph.output_shape(graph.root)
+    layouts: dict[Value, Layout | None] = {graph.root: Layout(1, samples, outputs.numel() // samples)}
+    proved: dict[Node, Layout] = {}
+    leaves = set(graph.leaves.values())
+    for node in reversed(graph.order):  # every op after all that consume it
+        if node not in graph.names_below:
+            continue
+        used = [number for number in range(len(graph.described[node])) if (node, number) in layouts]
+        if not used:
+            continue  # only reached as a weight
+        layout = layouts[node, used[0]]
+        if node in wanted and layout is not None and used == [0]:
+            proved[node] = layout
+        flow = backward_flow(graph.names[node])
+        if used != [0] and flow is not None and not flow.gives_pieces:
+            flow = None
+        placed = [(graph.output_shape((node, number)), layouts[node, number]) for number in used]
+        argument = partial(saved, node)
+        for operand, child in enumerate(graph.inputs[node]):
+            if child[0] in graph.names_below and child[0] not in leaves:
+                below = operand_layout(flow, argument, placed, operand, graph.output_shape(child)) if flow else None
+                # All consumers of a value must agree on it.
+                layouts[child] = below if layouts.get(child, below) == below else None
+    return proved
+
+
+def operand_layout(
+    flow: Flow, argument: Callable[[str], Any], outputs: Sequence[Placed], operand: int, shape: torch.Size
+) -> Layout | None:
+    """Return where the samples lie in an operand, given where they lie in the outputs that are used.
+
+    None if the rule does not say it, or says something else for each output.
+    """
+    layouts = set()
+    for output, layout in outputs:
+        place = None if layout is None else sample_dimension(output, layout)
+        if layout is None or place is None:
+            return None
+        layouts.add(flow.rule(Step(argument, output, SampleAxis(*place), layout, operand, shape)))
+    return layouts.pop() if len(layouts) == 1 else None

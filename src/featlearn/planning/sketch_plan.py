@@ -10,7 +10,7 @@ from featlearn.gradients.captured import Chunk
 from featlearn.gradients.directions import OutputSelection
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer
-from featlearn.planning.chunks import captured_bytes, samples_within
+from featlearn.planning.kernel_plan import captured_bytes, samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
 from featlearn.planning.plan import alike, common_name, plural, text_table
 

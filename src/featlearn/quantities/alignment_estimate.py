@@ -15,7 +15,7 @@ from featlearn.kernel.jacobian_products import inner_products
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.nystrom import norm, normalized_overlap, survey_columns
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ProgressLine
 from featlearn.quantities.columns import KernelColumns
 from featlearn.quantities.operator import NTKOperator, column_count, same_draws, source
 from featlearn.quantities.sketched_alignment import sketched_alignment

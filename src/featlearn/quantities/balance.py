@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.graph.uses import REARRANGEMENTS
+from featlearn.graph.samples import REARRANGEMENTS
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs

@@ -15,7 +15,7 @@ from featlearn.kernel.stream import taken
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.nystrom import ColumnTerm
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ProgressLine
 from featlearn.quantities.ntk import measured_kernels
 
 BLOCK = 2**24

@@ -24,7 +24,7 @@ from featlearn.network.copies import network_at
 from featlearn.network.function_calls import RecordedCalls
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.ops import Outer
-from featlearn.ops.reading import Reading
+from featlearn.ops.registry import Reading
 from featlearn.planning.memory import refuse_over_budget, weight_bytes
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords

@@ -19,9 +19,9 @@ from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs
-from featlearn.planning.chunks import samples_within
+from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ProgressLine
 from featlearn.quantities.layer_features import Deviations, LayerFeatures, NeuralFeatures
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords

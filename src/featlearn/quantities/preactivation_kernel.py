@@ -12,7 +12,7 @@ from featlearn.linear_maps.preactivation_gradients import PreactivationGradients
 from featlearn.linear_maps.weight_matrices import WeightMatrices, weight_matrices
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
-from featlearn.planning.chunks import samples_within
+from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords

@@ -12,17 +12,17 @@ from featlearn.contraction.factors import Dense
 from featlearn.contraction.kernel_sum import Captured, KernelSum
 from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError, MemoryBudgetError, UnsupportedModelError
-from featlearn.graph.layout import splits
+from featlearn.graph.samples import splits
 from featlearn.network.checks import (
     matching,
     refuse_other_device,
     refuse_unmeasurable,
     unwrapped,
 )
-from featlearn.network.copies import cast_inputs, checked_dtype, copied, needs_copy
-from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, tensors_in
-from featlearn.network.inventory import Inventory
+from featlearn.network.copies import copied
+from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, cast_inputs, checked_dtype, tensors_in
 from featlearn.network.isolation import undisturbed
+from featlearn.network.state import Inventory
 from featlearn.ops import Layout
 from featlearn.planning.memory import byte_budget, readable_bytes
 from featlearn.signatures import name_keywords
@@ -73,7 +73,7 @@ def representation_kernels(
         named = _chosen_layers(given, model, layers)
         isolation = stack.enter_context(undisturbed(inside))
         stack.enter_context(torch.no_grad())
-        twin = copied(model, dtype) if needs_copy(inside, dtype) else model
+        twin = copied(model, dtype) if inside.needs_copy(dtype) else model
         with undisturbed(Inventory(twin)), torch.no_grad():
             batches = tuple(
                 ModelWithInputs(twin, cast_inputs(part, dtype), size, None, isolation.rewind)

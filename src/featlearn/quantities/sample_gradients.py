@@ -12,9 +12,9 @@ from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Directions, output_directions
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs
-from featlearn.planning.chunks import samples_within
+from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ProgressLine
 from featlearn.request import Settings
 from featlearn.shapes import checked_finite
 from featlearn.signatures import name_keywords

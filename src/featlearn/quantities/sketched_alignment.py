@@ -14,7 +14,7 @@ from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ProgressLine
 from featlearn.planning.sketch_plan import plan_sketch
 
 

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
 from featlearn.losses import Loss, gradient
-from featlearn.network.copies import needs_copy
 from featlearn.network.elementary_ops import ElementaryOps
 from featlearn.network.inputs import Inputs, Readout, read_output
-from featlearn.network.inventory import Inventory
+from featlearn.network.state import Inventory
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.second_derivatives import inner_product, refuse_hidden_changes
 from featlearn.request import Settings
@@ -125,7 +124,7 @@ def _weight_velocity(audited: AuditedModel, x: Inputs, y: Any, loss: Loss) -> tu
     """Return dtheta/dt = -grad loss by parameter, and the value of the loss."""
     audited.request.refuse("ntk_velocity and feature_speed", "group")
     dtype = audited.request.dtype
-    if dtype is not None and needs_copy(Inventory(audited.model), dtype):
+    if dtype is not None and Inventory(audited.model).needs_copy(dtype):
         raise InputValueError(
             f"dtype={dtype}, expected the model's own precision for ntk_velocity and feature_speed; convert the model "
             "itself, model.double(), and measure that"

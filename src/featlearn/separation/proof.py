@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from featlearn.graph.layout import Layout, sample_dimension
-from featlearn.ops.registry import Flow, forward_flow
-from featlearn.ops.sample_flow import operand_layout
-from featlearn.separation.repeated_pass import ProvedPass, RecordedCall
-from featlearn.separation.tracked_pass import (
+from featlearn.graph.samples import Layout, sample_dimension
+from featlearn.ops.registry import Flow, forward_flow, operand_layout
+from featlearn.separation.repeated_pass import (
     DESCRIPTIONS,
     PLAIN,
     UNTOUCHED,
     Description,
+    ProvedPass,
+    RecordedCall,
     Sampled,
     TrackedPass,
     Value,

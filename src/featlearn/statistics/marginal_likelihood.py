@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError, NotFiniteError
-from featlearn.planning.progress_line import ProgressLine
+from featlearn.planning.plan import ProgressLine
 
 TOLERANCE = 1e-6
 """Largest change of a logarithm in the last step of a fit."""
