@@ -141,7 +141,6 @@ def test_few_measurements_are_drawn_as_points(tmp_path: Path):
 
 
 def test_large_numbers_have_no_exponent():
-    assert [written(v) for v in (1110.4, 1e4, 123456.7, 0.12345, 3.0, -2500.6)] == [
-        "1110", "10000", "123457", "0.1235", "3", "-2501"
-    ]  # fmt: skip
+    numbers = (1110.4, 1e4, 123456.7, 0.12345, 3.0, -2500.6)
+    assert list(map(written, numbers)) == ["1110", "10000", "123457", "0.1235", "3", "-2501"]
     assert not any("e+" in written(float(v)) for v in numpy.geomspace(1, 1e14, 50))
