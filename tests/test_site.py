@@ -109,10 +109,10 @@ def test_an_entry_shows_its_signature_without_types_and_documented_members():
     import featlearn as fl
 
     assert entry("quantities.ntk_diagonal", fl.quantities.ntk_diagonal).startswith(
-        "````````{py:function} featlearn.quantities.ntk_diagonal(model, x, *, outputs='mean', readout=None, "
+        "````````{py:function} featlearn.quantities.ntk_diagonal(model, x, *, outputs='mean', by='network', "
     )
     shown = entry("Estimate", fl.Estimate)
-    assert "{py:attribute} stderr\n\nIts standard error" in shown
+    assert "{py:attribute} stderr\n\nStandard error" in shown
     assert "{py:method} from_samples(values)" in shown
     assert " at 0x" not in entry("AdaptiveSLO", fl.steer.AdaptiveSLO)
 

@@ -110,10 +110,10 @@ def test_claims_fail_on_numbers_that_break_them():
 def test_a_few_epochs_of_the_whole_recipe_judge_no_trained_network():
     setup = fig3.Setup(sigmas=(0.3, 1.0, 3.0), epochs=6)
     numbers = {
-        "test": numpy.ones((3, 6)),
-        "train": numpy.ones(3),
-        "norm": numpy.arange(3.0),
-        "alignment": numpy.ones(3),
+        "test": numpy.linspace(0.9, 0.5, 18).reshape(3, 6),
+        "train": numpy.linspace(0.9, 0.5, 3),
+        "norm": numpy.arange(1.0, 4.0),
+        "alignment": numpy.linspace(0.9, 0.5, 3),
     }
     shown = {claim.id: claim for claim in fig3.claims(setup, Runs([0], [numbers]))}
     assert [id for id, claim in shown.items() if claim.verdict == "not judged"] == [

@@ -108,7 +108,7 @@ def test_an_interrupt_does_not_wait_for_seeds_under_way(monkeypatch, tmp_path, c
         yield
 
     monkeypatch.setattr(execution, "_run", sleep_long)
-    monkeypatch.setattr(execution, "submitted", interrupted)
+    monkeypatch.setattr(execution, "submit_all", interrupted)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         execute(made_up.experiment(), made_up.Setup(), context, seeds=[0, 1, 2], jobs=2, cache=tmp_path)

@@ -14,7 +14,7 @@ from torch import nn
 import featlearn as fl
 from featlearn.cli.app import main
 from featlearn.cli.built_in_task import built_in_task
-from featlearn.cli.settings import Settings
+from featlearn.cli.settings import TrainingSettings
 from featlearn.cli.training import step_size
 from featlearn.cli.training_task import TrainingTask, scale_task
 from featlearn.cli.user_task import checked_task, user_task
@@ -70,8 +70,8 @@ def ours():
 """
 
 
-def small(**changes: object) -> Settings:
-    return replace(Settings(samples=24, test=8, width=8, steps=12, output_scale=0.03), **changes)
+def small(**changes: object) -> TrainingSettings:
+    return replace(TrainingSettings(samples=24, test=8, width=8, steps=12, output_scale=0.03), **changes)
 
 
 def test_two_seeds_are_recorded_judged_and_reported(recorded: Path):
@@ -231,7 +231,7 @@ def test_what_a_function_returns_is_checked(returned: object, said: str):
 
 def test_options_of_the_built_in_network_are_refused_beside_ones_own():
     with pytest.raises(fl.FeatlearnError, match="--samples is passed with own:setup"):
-        user_task("own:setup", Settings(samples=3))
+        user_task("own:setup", TrainingSettings(samples=3))
 
 
 def save_checkpoints(folder: Path, steps: Sequence[int]) -> None:
@@ -331,7 +331,7 @@ def test_ctrl_c_before_anything_is_measured_leaves_the_runs_before_it(
 
     build = training.built_in_task
 
-    def interrupted(settings: Settings) -> TrainingTask:
+    def interrupted(settings: TrainingSettings) -> TrainingTask:
         if settings.seed == 1:
             raise KeyboardInterrupt
         return build(settings)
@@ -401,8 +401,8 @@ def test_the_default_rate_is_the_safe_rate_of_the_library():
     for returned in ("mse", nn.MSELoss(), lambda f, t: 5 * (f - t).square().sum()):
         task = checked_task((net, (x, y), returned), "here")
         expected = fl.steer.safe_lr(net, x, None if returned == "mse" else y, loss=returned)
-        assert step_size(task, Settings()) == pytest.approx(expected, rel=1e-6)
-        assert step_size(task, Settings(batch=4)) != pytest.approx(expected, rel=1e-3)
+        assert step_size(task, TrainingSettings()) == pytest.approx(expected, rel=1e-6)
+        assert step_size(task, TrainingSettings(batch=4)) != pytest.approx(expected, rel=1e-3)
 
 
 def test_arrays_from_a_file(tmp_path: Path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from featlearn.diagnosis.rates import Rates, TimeScale, Unknown
+from featlearn.diagnosis.rates import LossRates, TimeScale, Unknown
 from featlearn.diagnosis.run_data import RunData
 from featlearn.dynamics import kernel_descent
 from featlearn.theory import ofe
@@ -34,7 +34,7 @@ def ofe_run(path: Path, gamma: float, lr: float = 0.02, **options):
 def test_the_rate_of_the_loss_is_that_of_the_solution(tmp_path: Path, gamma: float):
     """Optimal feature evolution at rate one, recorded in units of the learning rate."""
     run, *_ = ofe_run(tmp_path / "run", gamma, lr=0.02 if gamma < 10 else 0.002)
-    scale = Rates(RunData(run)).of_loss
+    scale = LossRates(RunData(run)).of_loss
     assert isinstance(scale, TimeScale)
     assert scale.rate == pytest.approx(1.0, rel=0.02)
 
@@ -50,7 +50,7 @@ def test_the_rate_is_declared_or_fitted_to_the_first_steps(tmp_path: Path, lr, l
     path = kernel_descent(K0, y, times=times)
     kernels = K0.expand(len(STEPS), -1, -1)
     run = written(tmp_path / "run", STEPS, kernels, path.outputs[..., None], y[:, None], lr=lr, loss=loss)
-    time_scale = Rates(RunData(run)).of_first_steps
+    time_scale = LossRates(RunData(run)).of_first_steps
     assert isinstance(time_scale, TimeScale)
     assert time_scale.rate == pytest.approx(factor, rel=0.02)
     assert ("declared learning rate" in time_scale.source) == (loss == "sum-half")
@@ -79,7 +79,7 @@ def test_momentum_is_taken_into_account(tmp_path: Path):
             loss=loss,
             optimizer=settings,
         )
-        rates = Rates(RunData(run))
+        rates = LossRates(RunData(run))
         assert isinstance(rates.of_first_steps, TimeScale)
         assert rates.of_first_steps.rate == pytest.approx(10.0, rel=0.1)
 
@@ -99,7 +99,7 @@ def test_a_learning_rate_that_changes_is_summed(tmp_path: Path):
         lr=None,
         scalars={"lr": [rates[step] for step in STEPS]},
     )
-    rates = Rates(RunData(run))
+    rates = LossRates(RunData(run))
     torch.testing.assert_close(rates.elapsed.at(torch.tensor(STEPS).double()), elapsed, rtol=0.02, atol=0.02)
     assert isinstance(rates.of_first_steps, TimeScale)
     assert rates.of_first_steps.source.startswith("the declared")
@@ -110,13 +110,13 @@ def test_noise_or_another_optimizer_gives_no_clock(tmp_path: Path):
     noise = torch.randn(len(STEPS), len(y), 1, dtype=torch.float64).cumsum(0) * 0.1
     noise[0] = 0
     run = written(tmp_path / "run", STEPS, K0.expand(len(STEPS), -1, -1), noise, y[:, None])
-    time_scale = Rates(RunData(run)).of_first_steps
+    time_scale = LossRates(RunData(run)).of_first_steps
     assert isinstance(time_scale, Unknown)
     assert "no descent with the first kernel" in time_scale.reason
 
 
 def test_a_loss_that_has_not_fallen_says_nothing(tmp_path: Path):
     run, *_ = ofe_run(tmp_path / "run", 0.0, lr=1e-5)
-    scale = Rates(RunData(run)).of_loss
+    scale = LossRates(RunData(run)).of_loss
     assert isinstance(scale, Unknown)
     assert "fell only to" in scale.reason

@@ -11,7 +11,7 @@ from torch import nn
 import featlearn as fl
 from featlearn.diagnosis import diagnose
 from featlearn.diagnosis.loss_kind import BINARY, CROSS_ENTROPY, SQUARE, LossKind
-from featlearn.diagnosis.rates import Rates
+from featlearn.diagnosis.rates import LossRates
 from featlearn.diagnosis.run_data import RunData
 from featlearn.record import Run, RunWriter, open_run
 
@@ -80,7 +80,7 @@ def test_multi_label_training_is_found_to_be_binary_cross_entropy(tmp_path: Path
     by_hand = numpy.mean(wanted * numpy.log1p(numpy.exp(-f)) + (1 - wanted) * numpy.log1p(numpy.exp(f)))
     assert run_data.loss is not None
     assert run_data.loss.first == pytest.approx(by_hand, rel=1e-6)
-    assert Rates(run_data).loss_of(run_data.outputs(0)) == pytest.approx(by_hand, rel=1e-6)
+    assert LossRates(run_data).loss_of(run_data.outputs(0)) == pytest.approx(by_hand, rel=1e-6)
 
 
 def unfit(path: Path) -> Run:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from featlearn.diagnosis import diagnose
-from featlearn.diagnosis.rates import Rates
+from featlearn.diagnosis.rates import LossRates
 from featlearn.diagnosis.run_data import Curve, RunData
 from featlearn.diagnosis.settling import Settling, above_rounding, settling
 from featlearn.dynamics import evolving_kernel_descent
@@ -32,7 +32,7 @@ def run(path: Path, stop: float, outputs: int = 1, lr: float = 0.01):
 
 @pytest.mark.parametrize("stop", [0, 60, 150])
 def test_the_kernel_settles_where_it_stops(tmp_path: Path, stop: int):
-    found = settling(Rates(RunData(run(tmp_path / "run", stop))))
+    found = settling(LossRates(RunData(run(tmp_path / "run", stop))))
     assert isinstance(found, Settling)
     assert not found.fitted
     # shortly before it stops the prediction is good already; steps that are tried are some apart
@@ -41,7 +41,7 @@ def test_the_kernel_settles_where_it_stops(tmp_path: Path, stop: int):
 
 
 def test_with_several_outputs_the_rate_is_fitted(tmp_path: Path):
-    found = settling(Rates(RunData(run(tmp_path / "run", 100, outputs=3))))
+    found = settling(LossRates(RunData(run(tmp_path / "run", 100, outputs=3))))
     assert isinstance(found, Settling)
     assert found.fitted
     assert 40 <= found.step <= 140
@@ -53,7 +53,7 @@ def test_a_kernel_that_never_stops_does_not_settle(tmp_path: Path):
     growth = torch.exp(times / 40)
     kernels = 1e-10 * growth[:, None, None] * kernel
     f = y * -torch.expm1(-1e-10 * 40 * (growth - 1))[:, None, None]  # the integral of the kernel
-    found = settling(Rates(RunData(written(tmp_path / "run", STEPS, kernels, f, y, lr=1.0))))
+    found = settling(LossRates(RunData(written(tmp_path / "run", STEPS, kernels, f, y, lr=1.0))))
     assert isinstance(found, Settling)
     assert math.isnan(found.step)
     assert found.error > 0.25

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from featlearn import data
 from featlearn.cli.answer import UsageError
-from featlearn.cli.settings import Settings
+from featlearn.cli.settings import TrainingSettings
 from featlearn.cli.training_task import TrainingTask
 from featlearn.data.dataset_files import ROOT
 from featlearn.errors import FeatlearnError, InputValueError, did_you_mean
@@ -24,7 +24,7 @@ IMAGES: dict[str, Callable[..., data.Labeled]] = {"mnist": data.mnist, "cifar10"
 Pair = tuple[Tensor, Tensor]
 
 
-def built_in_task(settings: Settings) -> TrainingTask:
+def built_in_task(settings: TrainingSettings) -> TrainingTask:
     """Create network, data, and loss for the settings. Uses torch's global seed."""
     (x, y), test = _samples(settings)
     labels = not y.is_floating_point()
@@ -46,13 +46,13 @@ def built_in_task(settings: Settings) -> TrainingTask:
     )
 
 
-def _network(settings: Settings, x: Tensor, outputs: int | None) -> nn.Module:
+def _network(settings: TrainingSettings, x: Tensor, outputs: int | None) -> nn.Module:
     if settings.model == "mlp":
         return MLP(x[0].numel(), outputs, width=settings.width, hidden_layers=settings.hidden_layers)
     return CNN(x.shape[1], outputs, width=settings.width, hidden_layers=settings.hidden_layers, kernel_size=3)
 
 
-def _samples(settings: Settings) -> tuple[Pair, Pair | None]:
+def _samples(settings: TrainingSettings) -> tuple[Pair, Pair | None]:
     """Load training and test samples, independent of the seed: images for a CNN, rows for an MLP."""
     name, _, batches = settings.data.partition(":")
     train: Pair
@@ -78,7 +78,7 @@ def _samples(settings: Settings) -> tuple[Pair, Pair | None]:
     return (reshape(train[0][indices]), train[1][indices]), None if too_few else (reshape(unseen[0]), unseen[1])
 
 
-def _read(settings: Settings, name: str, batches: str, split: str) -> Pair:
+def _read(settings: TrainingSettings, name: str, batches: str, split: str) -> Pair:
     """Draw the required number of samples at random; cifar10:1,2 trains on batches 1 and 2 only."""
     count = settings.samples if split == "train" else max(settings.test, 1)
     options: dict[str, Any] = {"samples": count, "generator": torch.Generator().manual_seed(0)}

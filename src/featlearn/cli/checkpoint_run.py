@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 
-from featlearn.cli.settings import Settings
+from featlearn.cli.settings import TrainingSettings
 from featlearn.cli.training import resolve_device, show_warnings
 from featlearn.cli.training_task import move_task
 from featlearn.cli.user_task import user_task
 from featlearn.monitoring.checkpoints import watch_checkpoints
 
 
-def measure_checkpoints(subject: str, settings: Settings, checkpoints: Path, out: Path, *, quiet: bool) -> None:
+def measure_checkpoints(subject: str, settings: TrainingSettings, checkpoints: Path, out: Path, *, quiet: bool) -> None:
     """Measure checkpoints with the network, samples, and test points of the user's function; record the run."""
     torch.manual_seed(settings.seed)
     task = move_task(user_task(subject, settings), resolve_device(settings.device))

@@ -14,7 +14,7 @@ from featlearn.cli.answer import DONE, FAILED, INTERRUPTED, Answer, UsageError, 
 from featlearn.cli.key_numbers import NUMBERS, loss_label
 from featlearn.cli.plot import Panel, plot
 from featlearn.cli.recorded_runs import FOLDER, recorded_runs
-from featlearn.cli.settings import Settings, option
+from featlearn.cli.settings import TrainingSettings, option
 from featlearn.cli.user_errors import reporting_user_errors
 from featlearn.errors import RunError
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from featlearn.diagnosis import Diagnosis
     from featlearn.record import Run
 
-DEFAULT = Settings()
+DEFAULT = TrainingSettings()
 PLOTTED = {
     "loss": ((), 0.0),
     "linearization gap": (("gap/link", "gap/probe"), 0.1),
@@ -31,7 +31,7 @@ PLOTTED = {
 """Title -> names of scalars, of which the first available one is shown, and the smallest range of the axis; the loss is
 the one that was trained on."""
 MEASURING_ONLY = ("seed", "device", "probe")
-"""Settings that mean something where nothing is trained."""
+"""TrainingSettings that mean something where nothing is trained."""
 DECISIVE = {"gap": "gap", "turning": "kernel rotated", "growth": "kernel grew", "loss_left": "loss left"}
 """Numbers of a diagnosis that decide the regime -> column heads."""
 
@@ -40,7 +40,7 @@ def diagnose(
     subject: str | None = None,
     /,
     *,
-    settings: Settings = DEFAULT,
+    settings: TrainingSettings = DEFAULT,
     seeds: int = 1,
     config: Path | None = None,
     checkpoints: Path | None = None,
@@ -116,7 +116,7 @@ def diagnose(
 
 
 def _recorded(
-    subject: str | None, settings: Settings, checkpoints: Path | None, path: Path, quiet: bool
+    subject: str | None, settings: TrainingSettings, checkpoints: Path | None, path: Path, quiet: bool
 ) -> tuple[float | None, Any]:
     """Record one run, and return the learning rate and the trained network.
 
@@ -136,11 +136,11 @@ def _recorded(
             return train(subject, settings, path, progress)
 
 
-def _refuse_training_options(subject: str | None, settings: Settings, seeds: int) -> None:
+def _refuse_training_options(subject: str | None, settings: TrainingSettings, seeds: int) -> None:
     """Options that would change a training that is over."""
     if subject is None:
         raise UsageError("--checkpoints without FILE.py:function, expected the function that returns your network")
-    given = [one.name for one in fields(Settings) if getattr(settings, one.name) != getattr(DEFAULT, one.name)]
+    given = [one.name for one in fields(TrainingSettings) if getattr(settings, one.name) != getattr(DEFAULT, one.name)]
     training = [option(name) for name in given if name not in MEASURING_ONLY] + (["--seeds"] if seeds > 1 else [])
     if training:
         raise UsageError(f"{training[0]} is given beside --checkpoints, expected one of the two: nothing is trained")
@@ -263,7 +263,7 @@ def _page(runs: "Sequence[Run]", path: Path) -> Path:
     return report(runs, path)
 
 
-def _new_folder(subject: str | None, settings: Settings) -> Path:
+def _new_folder(subject: str | None, settings: TrainingSettings) -> Path:
     """runs/NAME-DIGEST of the settings, numbered if it exists."""
     what = Path(settings.data).stem if subject is None else subject.rpartition(":")[2]
     stem = f"{what}-{settings.model}-{settings.digest}" if subject is None else f"{what}-{settings.digest}"

@@ -29,7 +29,7 @@ def option(name: str) -> str:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class TrainingSettings:
     """All settings that a training run depends on."""
 
     model: Annotated[Literal["mlp", "cnn"], NETWORK] = "mlp"
@@ -88,7 +88,7 @@ class Settings:
         if wrong:
             raise UsageError("; ".join(wrong))
 
-    def resolved(self, *, user_network: bool) -> "Settings":
+    def resolved(self, *, user_network: bool) -> "TrainingSettings":
         """Return settings with the default output scale; None means unscaled for a user's network."""
         return replace(self, output_scale=RICH) if self.output_scale is None and not user_network else self
 

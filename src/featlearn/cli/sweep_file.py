@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from featlearn.cli.answer import UsageError
-from featlearn.cli.settings import Settings
+from featlearn.cli.settings import TrainingSettings
 from featlearn.errors import FeatlearnError, did_you_mean
 
 ENTRIES = {
@@ -37,7 +37,7 @@ class SweepFile:
 
 
 def read_sweep_file(path: Path) -> SweepFile:
-    """Read and check the file, and convert option names to those of `Settings`."""
+    """Read and check the file, and convert option names to those of `TrainingSettings`."""
     if not path.is_file():
         raise FeatlearnError(f"{path} does not exist, expected a TOML file with [grid]")
     try:
@@ -84,7 +84,7 @@ def setting_name(name: str, file: SweepFile) -> str:
         return name
     setting = name.replace("-", "_")
     setting = ALIASES.get(setting, setting)
-    names = [field.name for field in fields(Settings) if field.name != "seed"]
+    names = [field.name for field in fields(TrainingSettings) if field.name != "seed"]
     if setting == "seed":
         raise UsageError(f"{file.path} has the option {name!r}, expected seeds = 3, or seeds = [101, 102] at its top")
     if setting not in names:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import CycloptsError
 
 from featlearn.cli.answer import UsageError
-from featlearn.cli.settings import Settings, option
+from featlearn.cli.settings import TrainingSettings, option
 from featlearn.cli.sweep_file import SweepFile
 from featlearn.cli.user_errors import reporting_user_errors
 from featlearn.cli.user_task import BUILT_IN, load_function
@@ -34,7 +34,7 @@ def train_and_watch(subject: str | None, first: int, *, seed: int, out: Path, **
 
     if options.get("data_root") is not None:
         options["data_root"] = Path(options["data_root"])
-    settings = Settings(**options, seed=seed)
+    settings = TrainingSettings(**options, seed=seed)
     errors = nullcontext() if subject is None else reporting_user_errors(subject)
     with errors, redirect_stdout(sys.stderr):
         if seed != first:
@@ -94,7 +94,7 @@ def _checked_settings(point: Point, file: SweepFile) -> dict[str, Any]:
         else:
             words.append(f"{option(name)}={value}")
     try:
-        settings: Settings = parsed(words)[1].arguments.get("settings", Settings())
+        settings: TrainingSettings = parsed(words)[1].arguments.get("settings", TrainingSettings())
     except CycloptsError as error:
         raise UsageError(f"{file.path}: {' '.join(str(error).split())}") from error
     return {name: _plain(getattr(settings, name)) for name in point.settings}

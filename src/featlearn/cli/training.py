@@ -15,7 +15,7 @@ from torch import Tensor
 
 from featlearn.cli.built_in_task import built_in_task
 from featlearn.cli.device import checked_device
-from featlearn.cli.settings import Settings
+from featlearn.cli.settings import TrainingSettings
 from featlearn.cli.training_progress import ProgressDisplay
 from featlearn.cli.training_task import TrainingTask, move_task, scale_task
 from featlearn.cli.user_task import BUILT_IN, user_task
@@ -27,7 +27,7 @@ MOMENTUM = 0.1
 """Momentum 0.9 multiplies the effective step size by 10."""
 
 
-def step_size(task: TrainingTask, settings: Settings) -> float:
+def step_size(task: TrainingTask, settings: TrainingSettings) -> float:
     """Return the default of --lr: `fl.steer.safe_lr` for the samples of a step.
 
     The kernel scales as a^2 if the output is multiplied by a, or L weights by the L-th root of a. A lazy network then
@@ -63,7 +63,7 @@ SMALL = 10**8
 """Weights times samples per step below which a step takes about ten milliseconds."""
 
 
-def train(place: str | None, settings: Settings, out: Path, progress: ProgressDisplay) -> tuple[float, Any]:
+def train(place: str | None, settings: TrainingSettings, out: Path, progress: ProgressDisplay) -> tuple[float, Any]:
     """Train the built-in task, or the task of the user's function at `place`, and record the run in `out`.
 
     Returns the learning rate and the watched network. Interrupted or failed runs are recorded up to that point.
@@ -95,13 +95,13 @@ def train(place: str | None, settings: Settings, out: Path, progress: ProgressDi
     return rate, recorder.run.network
 
 
-def learning_rate(place: str | None, settings: Settings) -> float:
+def learning_rate(place: str | None, settings: TrainingSettings) -> float:
     """Return the learning rate that `train` uses with these settings."""
     _, optimizer = _create_task(place, settings.resolved(user_network=place is not None))
     return float(optimizer.param_groups[0]["lr"])
 
 
-def _create_task(place: str | None, settings: Settings) -> tuple[TrainingTask, torch.optim.Optimizer]:
+def _create_task(place: str | None, settings: TrainingSettings) -> tuple[TrainingTask, torch.optim.Optimizer]:
     """Create the task and its optimizer."""
     torch.manual_seed(settings.seed)
     task = built_in_task(settings) if place is None else user_task(place, settings)
@@ -109,7 +109,7 @@ def _create_task(place: str | None, settings: Settings) -> tuple[TrainingTask, t
     return task, task.optimizer or _optimizer(task, settings)
 
 
-def _entry(place: str | None, settings: Settings) -> dict[str, Any]:
+def _entry(place: str | None, settings: TrainingSettings) -> dict[str, Any]:
     """Return the settings to record; those of built-in networks, data, and losses are None for a user's task."""
     return settings.entry if place is None else {**settings.entry, **dict.fromkeys(BUILT_IN)}
 
@@ -123,7 +123,7 @@ def _step(task: TrainingTask, optimizer: torch.optim.Optimizer, batch: torch.Ten
     return loss.detach()
 
 
-def _batches(task: TrainingTask, settings: Settings) -> Iterator[torch.Tensor | slice]:
+def _batches(task: TrainingTask, settings: TrainingSettings) -> Iterator[torch.Tensor | slice]:
     generator = torch.Generator().manual_seed(settings.seed)
     for _ in range(settings.steps):
         if settings.batch is None or settings.batch >= task.samples:
@@ -132,7 +132,7 @@ def _batches(task: TrainingTask, settings: Settings) -> Iterator[torch.Tensor | 
             yield torch.randperm(task.samples, generator=generator)[: settings.batch]
 
 
-def _optimizer(task: TrainingTask, settings: Settings) -> torch.optim.Optimizer:
+def _optimizer(task: TrainingTask, settings: TrainingSettings) -> torch.optim.Optimizer:
     rate = step_size(task, settings) if settings.lr is None else settings.lr
     trainable = [p for p in task.model.parameters() if p.requires_grad]
     return OPTIMIZERS[settings.optimizer](trainable, lr=rate)
@@ -146,7 +146,7 @@ def resolve_device(name: str) -> str:
 
 
 @contextmanager
-def _few_threads(task: TrainingTask, settings: Settings) -> Iterator[None]:
+def _few_threads(task: TrainingTask, settings: TrainingSettings) -> Iterator[None]:
     """Use a single thread for small networks, which are slower with several."""
     before = torch.get_num_threads()
     weights = sum(p.numel() for p in task.model.parameters())

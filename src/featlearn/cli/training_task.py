@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featlearn.cli.settings import Settings
+from featlearn.cli.settings import TrainingSettings
 from featlearn.losses import LossFunction, LossName
 from featlearn.network.inputs import batch_size, map_tensors
 from featlearn.steer import scale_init, scale_output
@@ -54,7 +54,7 @@ class TrainingTask:
         return self.model(**x) if hasattr(x, "keys") else self.model(x)
 
 
-def scale_task(task: TrainingTask, settings: Settings) -> TrainingTask:
+def scale_task(task: TrainingTask, settings: TrainingSettings) -> TrainingTask:
     """Scale the initial weights, and scale outputs relative to their initial values."""
     if settings.init_scale != 1:
         scale_init(task.model, settings.init_scale)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from featlearn import losses
 from featlearn.cli.answer import UsageError
 from featlearn.cli.recorded_runs import advice
-from featlearn.cli.settings import Settings
+from featlearn.cli.settings import TrainingSettings
 from featlearn.cli.training_task import TrainingTask
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, did_you_mean
 from featlearn.losses import LossFunction, LossName
@@ -23,12 +23,12 @@ from featlearn.network.inputs import batch_size
 
 ENTRIES = ("model", "data", "loss", "test", "optimizer")
 BUILT_IN = ("model", "width", "hidden_layers", "data", "data_root", "samples", "test", "whiten", "loss")
-"""Settings of the built-in networks, data and losses."""
+"""TrainingSettings of the built-in networks, data and losses."""
 
 
-def user_task(place: str, settings: Settings) -> TrainingTask:
+def user_task(place: str, settings: TrainingSettings) -> TrainingTask:
     """Call `module:function` or `path.py:function`, and check what it returns."""
-    options = [name for name in BUILT_IN if getattr(settings, name) != getattr(Settings(), name)]
+    options = [name for name in BUILT_IN if getattr(settings, name) != getattr(TrainingSettings(), name)]
     if options:
         raise UsageError(
             f"--{options[0].replace('_', '-')} is passed with {place}, expected only one of them: "

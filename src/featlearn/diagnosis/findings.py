@@ -15,7 +15,7 @@ from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, layer_
 from featlearn.diagnosis.machine import KernelMachine, kernel_machine
 from featlearn.diagnosis.moved_features import MovedFeatures, moved_features, recorded_estimate
 from featlearn.diagnosis.opinions import Opinion, opinions
-from featlearn.diagnosis.rates import Rates, Unknown
+from featlearn.diagnosis.rates import LossRates, Unknown
 from featlearn.diagnosis.run_data import Curve, RunData, fell
 from featlearn.diagnosis.settling import Settling, settling
 from featlearn.diagnosis.usefulness import Usefulness, usefulness
@@ -39,7 +39,7 @@ class Findings:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.run_data = RunData(run)
-        self.rates = Rates(self.run_data)
+        self.rates = LossRates(self.run_data)
 
     @cached_property
     def gap(self) -> GapCurve:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featlearn.diagnosis.evidence import MACHINE
 from featlearn.diagnosis.logistic_flow import LogisticFlow
-from featlearn.diagnosis.rates import Rates
+from featlearn.diagnosis.rates import LossRates
 from featlearn.diagnosis.run_data import RunData
 from featlearn.dynamics import kernel_descent
 from featlearn.errors import FeatlearnError
@@ -118,7 +118,7 @@ def _comparison(run_data: RunData, kernel: Tensor, cross: Tensor, f0: Tensor, f1
         losses, outputs = (_logistic_path if run_data.loss_kind.logistic else _path)(run_data, kernel, cross, first)
     except (FeatlearnError, RuntimeError):  # LinAlgError is one: an eigensolver that does not converge
         return None
-    end = Rates(run_data).loss_of(run_data.outputs(max(run_data.array_steps("test"))))
+    end = LossRates(run_data).loss_of(run_data.outputs(max(run_data.array_steps("test"))))
     changes = (_at(losses, outputs, end) - first, f1.double().reshape(len(f0), -1) - first)
     # Centered, as the gap is: a constant that every model learns shows nothing.
     found = agreement(*(change - change.mean(0) for change in changes))
@@ -137,7 +137,7 @@ def _at(losses: Tensor, outputs: Tensor, level: float) -> Tensor:
 
 def _path(run_data: RunData, kernel: Tensor, cross: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """Follow descent on squared error: losses (T,) and outputs (T, P', C) on the test points."""
-    start, targets = run_data.outputs(0), Rates(run_data).targets
+    start, targets = run_data.outputs(0), LossRates(run_data).targets
     slowest = 1 / _largest_eigenvalue(_rows(kernel).double())
     times = slowest * torch.logspace(-2, math.log10(LONGEST), TIMES, dtype=torch.float64)
     path = kernel_descent(kernel, targets, f0=start, times=times, K_test=cross, f0_test=first)
@@ -147,7 +147,7 @@ def _path(run_data: RunData, kernel: Tensor, cross: Tensor, first: Tensor) -> tu
 
 def _logistic_path(run_data: RunData, kernel: Tensor, cross: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """Follow descent on a logistic loss, no further than the run went."""
-    f, targets, kind = run_data.outputs(0), Rates(run_data).targets, run_data.loss_kind
+    f, targets, kind = run_data.outputs(0), LossRates(run_data).targets, run_data.loss_kind
     values, vectors = torch.linalg.eigh(_rows(kernel).double())
     flow, rows = LogisticFlow(values, vectors, targets, kind), _rows(cross).double()
     lowest = math.inf if run_data.loss is None else float(run_data.loss.values.min())

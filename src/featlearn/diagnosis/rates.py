@@ -44,7 +44,7 @@ class TimeScale:
     """the source of the rate, in words"""
 
 
-class Rates:
+class LossRates:
     """The rate of a run, declared or fitted."""
 
     def __init__(self, run_data: RunData) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.evidence import SETTLED
-from featlearn.diagnosis.rates import Rates, TimeScale, Unknown
+from featlearn.diagnosis.rates import LossRates, TimeScale, Unknown
 from featlearn.diagnosis.replay import Replay
 from featlearn.diagnosis.run_data import Curve, RunData
 
@@ -43,7 +43,7 @@ class Settling:
     """whether the kernel never moved; `error` is then its relative change"""
 
 
-def settling(rates: Rates) -> Settling | Unknown:
+def settling(rates: LossRates) -> Settling | Unknown:
     """Try the recorded steps in turn."""
     run_data, scale = rates.run_data, rates.best
     loss = None if run_data.loss is None else above_rounding(run_data.loss)
@@ -105,7 +105,7 @@ def _some(steps: list[int], most: int) -> list[int]:
     return sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
 
 
-def _error(rates: Rates, step: int, tried: list[float], rest: Curve) -> float:
+def _error(rates: LossRates, step: int, tried: list[float], rest: Curve) -> float:
     """Largest difference between predicted and measured log loss over the rest, for the best rate."""
     run_data = rates.run_data
     since = rates.elapsed.at(rest.steps) - rates.elapsed.at(torch.tensor([float(step)]))

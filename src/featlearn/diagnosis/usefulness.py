@@ -9,7 +9,7 @@ from torch import Tensor
 
 from featlearn.diagnosis.loss_kind import BINARY, SQUARE, declared
 from featlearn.diagnosis.machine import kernels_at
-from featlearn.diagnosis.rates import Rates
+from featlearn.diagnosis.rates import LossRates
 from featlearn.diagnosis.run_data import RunData
 from featlearn.dynamics import kernel_regression
 from featlearn.errors import FeatlearnError
@@ -163,7 +163,7 @@ def _unknown(reason: str) -> Usefulness:
 
 def _predicted(run_data: RunData, kernel: Tensor, cross: Tensor) -> Tensor:
     """Return predictions (P', C) of regression on the probe."""
-    targets = Rates(run_data).targets
+    targets = LossRates(run_data).targets
     diagonal = torch.einsum("ppcc->pc", kernel) if kernel.dim() == 4 else kernel.diagonal()
     predictions = kernel_regression(kernel, targets, cross, ridge=RIDGE * float(diagonal.double().mean()))
     return predictions.reshape(len(cross), -1)

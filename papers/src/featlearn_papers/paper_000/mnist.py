@@ -148,7 +148,7 @@ def trained(
         matrices["classes"].append(fl.metrics.class_alignment(kernels, view.targets))
         matrices["centered_classes"].append(fl.metrics.class_alignment(kernels, view.targets, centered=True))
         full = fl.ntk(view.model, view.x[: setup.few], outputs="full")
-        test = view.test_kernel, view.test_targets
+        test = fl.ntk(view.model, given.test[0]), given.test[1]
         return {
             "interference": float(fl.metrics.interference(full).off_diagonal_share),
             "test_alignment": float(fl.metrics.alignment(*test)),
