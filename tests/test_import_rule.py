@@ -16,7 +16,7 @@ FOUNDATION = {"errors", "shapes", "linalg", "signatures", "losses", "torch_inter
 CONTRACTION = {"errors", "shapes", "torch_internals", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "separation", "network", "gradients"}
 MEASUREMENT = GRADIENTS | {"audit", "distributed", "request", "measurement"}
-AUDITED_MODEL = MEASUREMENT | {"planning", "audited_model"}
+AUDITED_MODEL = MEASUREMENT | {"planning", "readouts", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citations", "comparison", "data", "models", "statistics", "steer"}
@@ -37,13 +37,13 @@ ALLOWED: dict[str, set[str]] = {
     "separation": {"errors", "torch_internals", "graph", "ops"},
     "network": {"errors", "shapes", "readouts", "torch_internals"},
     "gradients": GRADIENTS - {"gradients"},
-    "audit": GRADIENTS,
-    "measurement": GRADIENTS | {"audit", "request"},
+    "audit": GRADIENTS | {"readouts"},
+    "measurement": GRADIENTS | {"audit", "readouts", "request"},
     "planning": MEASUREMENT - {"distributed"},
     "distributed": {"errors", "shapes", "torch_internals", "contraction", "network"},
     "linear_maps": MEASUREMENT - {"audit", "distributed"},
     "request": {"errors", "network", "distributed"},
-    "audited_model": MEASUREMENT | {"planning"},
+    "audited_model": MEASUREMENT | {"planning", "readouts"},
     "kernel": FOUNDATION | AUDITED_MODEL | {"readouts"},
     "quantities": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "readouts", "dynamics"},
     "session": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities"},

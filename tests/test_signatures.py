@@ -1,10 +1,14 @@
 """A surplus positional argument and an unknown keyword are errors that name the keyword that was meant."""
 
 import inspect
+import traceback
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 import pytest
+import torch
 
+import featlearn as fl
 from featlearn.errors import FeatlearnError
 from featlearn.signatures import name_keywords
 
@@ -63,3 +67,38 @@ def test_an_unknown_keyword_names_the_closest_one():
 def test_settings_are_passed_on_and_shown_one_by_one():
     assert planned("m", memory="1GiB") == {"ranks": 1, "memory": "1GiB"}
     assert list(inspect.signature(planned).parameters) == ["model", "ranks", "memory"]
+
+
+def traceback_of(call) -> list[str]:
+    with pytest.raises(FeatlearnError) as caught:
+        call()
+    return traceback.format_exception(caught.value)
+
+
+def test_an_error_is_raised_from_the_call(tmp_path: Path):
+    model, x = torch.nn.Linear(3, 2), torch.randn(5, 4, 3)
+    for call in (lambda: fl.ntk(model, x), lambda: fl.Session(model, x).neural_features()):
+        lines = "".join(traceback_of(call)).splitlines()
+        assert sum("featlearn" in line and "File" in line for line in lines) == 1
+        assert len(lines) < 15
+        assert "direct cause" not in "".join(lines)
+    watch = fl.watch(model, (x, None), out=tmp_path / "run")
+    assert len("".join(traceback_of(watch.__enter__)).splitlines()) < 15
+
+
+def test_the_cause_shows_code_of_the_user_alone():
+    class Broken(torch.nn.Linear):
+        def forward(self, x):
+            raise ZeroDivisionError("by zero")
+
+    text = "".join(traceback_of(lambda: fl.ntk(Broken(3, 2), torch.randn(5, 3))))
+    cause = text.partition("direct cause")[0]
+    assert "ZeroDivisionError: by zero" in cause
+    assert 'raise ZeroDivisionError("by zero")' in cause
+    assert "featlearn/network" not in text
+
+
+def test_a_variable_keeps_all_of_the_traceback(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FEATLEARN_TRACEBACK", "full")
+    text = "".join(traceback_of(lambda: fl.ntk(torch.nn.Linear(3, 2), torch.randn(5, 4, 3))))
+    assert "featlearn/network/default_readout.py" in text

@@ -23,6 +23,7 @@ from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, cast_i
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.state import Inventory
 from featlearn.planning.memory import byte_budget, free_bytes, readable_bytes
+from featlearn.readouts import TARGET_TYPES, LastPositionError, LogProbability
 from featlearn.request import Request, Settings
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ class AuditedModel:
         # Ranks that share the shards of a weight gather the same.
         weights = {name: p for name, p in model.named_parameters() if not (layered and layered.gathers(p))}
         few = slice(0, min(2, samples))
-        x = cast_inputs(replace(batch, x=common, samples=samples).take(few), self.request.dtype)
+        x = cast_inputs(replace(batch, x=self.paired(common), samples=samples).take(few), self.request.dtype)
         outputs = replace(batch, x=x, samples=few.stop).outputs(few)
         precision = max((torch.finfo(p.dtype).eps for p in measurement.parameters.values()), default=0.0)
         return [
@@ -182,15 +183,47 @@ class AuditedModel:
     ) -> Iterator[Measurement]:
         """Enter a measurement, with inputs that need gradients where ops are to keep the weights they meet."""
         self._refuse_dependent(inputs)
+        inputs = [self.paired(x) for x in inputs]
         with ExitStack() as stack:
             try:
-                first_choice = [needing_gradients(x) for x in inputs] if keep_weights else inputs
-                measurement = stack.enter_context(self._measuring(first_choice, reuse, layered))
-            except FeatlearnError:
-                if not keep_weights:
+                measurement = self._entered(stack, inputs, reuse, layered, keep_weights)
+            except LastPositionError:
+                from featlearn.network.targets import can_pass_targets  # late: few models need it
+
+                if self.audits.passes_targets or not all(can_pass_targets(self.model, x) for x in inputs):
                     raise
-                measurement = stack.enter_context(self._measuring(inputs, reuse, layered))
+                self.audits.passes_targets = True
+                inputs = [self.paired(x) for x in inputs]
+                measurement = self._entered(stack, inputs, reuse, layered, keep_weights)
             yield measurement
+
+    def paired(self, x: Inputs) -> Inputs:
+        """Pair inputs with targets, where the readout compares outputs with them."""
+        readout = self.request.readout
+        may_have_targets = readout is None and any(t.dim() > 1 and t.dtype in TARGET_TYPES for t in tensors_in(x))
+        if not (may_have_targets or isinstance(readout, LogProbability)):
+            return x
+        from featlearn.network.targets import with_targets  # late: few models need it
+
+        return with_targets(self.model, x, readout, passing=self.audits.passes_targets)
+
+    def _entered(
+        self,
+        stack: ExitStack,
+        inputs: Sequence[Inputs],
+        reuse: bool,
+        layered: "LayeredWeights | None",
+        keep_weights: bool,
+    ) -> Measurement:
+        try:
+            first_choice = [needing_gradients(x) for x in inputs] if keep_weights else inputs
+            return stack.enter_context(self._measuring(first_choice, reuse, layered))
+        except LastPositionError:
+            raise
+        except FeatlearnError:
+            if not keep_weights:
+                raise
+        return stack.enter_context(self._measuring(inputs, reuse, layered))
 
     @contextmanager
     def _measuring(
@@ -251,12 +284,21 @@ class AuditedModel:
             stack.callback(measurement.close)
             measure = partial(outputs_and_gradients, parameters=parameters)
             ran = self._establish(measurement, model, results, isolation)
+            self._state_default(batches)
             is_checked = ran and isolation.random.has_drawn()
             if is_checked:
                 refuse_random_outputs(batches, isolation.random, measure)
             yield measurement
             if not is_checked and isolation.random.has_drawn(at_end=True):
                 refuse_random_outputs(batches, isolation.random, measure)
+
+    def _state_default(self, batches: Sequence[ModelWithInputs]) -> None:
+        """State once what is measured where no readout was passed."""
+        default = next((batch.default for batch in batches if batch.default is not None), None)
+        if default is not None and self.audits.default is None:
+            self.audits.default = default
+            if default.sentence:
+                print(f"featlearn: {default.sentence}", file=sys.stderr)
 
     def _establish(
         self, measurement: Measurement, original: nn.Module, results: Sequence["StoredResult"], isolation: Isolation

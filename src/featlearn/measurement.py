@@ -35,6 +35,7 @@ from featlearn.network.inputs import ModelWithInputs
 from featlearn.network.isolation import CompilerNotLoadedError, load_compiler
 from featlearn.ops import is_built_in
 from featlearn.ops.registry import proved_layouts
+from featlearn.readouts import DefaultReadout
 from featlearn.request import Request
 from featlearn.separation.proof import SeparationProof
 from featlearn.separation.repeated_pass import ProvedPass
@@ -93,6 +94,10 @@ class Audits:
         """Audits by the names of all nodes of a graph."""
         self.inputs: defaultdict[object, KnownInputs] = defaultdict(KnownInputs)
         """By kind of inputs and of weights."""
+        self.default: DefaultReadout | None = None
+        """The readout that stands in for None; it is stated once."""
+        self.passes_targets = False
+        """True if the model gives all its logits only when it is called with targets."""
         self._weights: dict[object, int] = {}
 
     def weight_kind(self, kind: object) -> int:

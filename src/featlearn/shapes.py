@@ -1,6 +1,7 @@
 """Checks of kernels and targets at the public interface."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,18 @@ from featlearn.errors import InputTypeError, InputValueError
 
 # Relative rounding error of a constant minus its mean, in float64.
 REMAINDER = 1e-14
+
+
+def describe(thing: Any) -> str:
+    """Return type, shapes and entries of a value in a few words."""
+    if isinstance(thing, Tensor):
+        return f"a {str(thing.dtype).removeprefix('torch.')} tensor of shape {tuple(thing.shape)}"
+    if isinstance(thing, Mapping):
+        inside = ", ".join(f"{key}: {describe(value)}" for key, value in thing.items())
+        return f"a mapping {{{inside}}}"
+    if isinstance(thing, tuple) and type(thing) is tuple:
+        return f"a tuple ({', '.join(map(describe, thing))})"
+    return f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
 
 
 def checked_tensor(value: Any, name: str) -> Tensor:

@@ -1,12 +1,14 @@
 """Check the arguments of public calls: errors name the keyword that was meant."""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
+from types import TracebackType
 from typing import ParamSpec, TypeVar, get_args
 
-from featlearn.errors import InputTypeError, did_you_mean
+from featlearn.errors import FeatlearnError, InputTypeError, did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,12 +38,58 @@ def name_keywords(hint: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
                 unknown = next(name for name in kwargs if name not in names)
                 hint_or_list = did_you_mean(unknown, names) or f", expected {', '.join(keywords)}"
                 raise InputTypeError(f"{call()} has no argument {unknown!r}{hint_or_list}")
-            return function(*args, **kwargs)
+            try:
+                return function(*args, **kwargs)
+            except FeatlearnError as error:
+                raise shortened(error) from shown_cause(error)
 
         checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return checked
 
     return decorate
+
+
+def raise_from_call(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a public method: errors of this package have a traceback that begins at the call."""
+
+    @wraps(function)
+    def calling(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except FeatlearnError as error:
+            raise shortened(error) from shown_cause(error)
+
+    return calling
+
+
+FULL = "FEATLEARN_TRACEBACK"
+"""Environment variable: `full` keeps the frames of this package in tracebacks."""
+
+
+def shortened(error: FeatlearnError) -> FeatlearnError:
+    """Return an error without the frames below the public call."""
+    return error if os.environ.get(FULL) == "full" else error.with_traceback(None)
+
+
+def shown_cause(error: FeatlearnError) -> BaseException | None:
+    """Return the cause of an error if it lies outside this package, without the frames of this package and of torch."""
+    cause = error.__cause__
+    if cause is None or os.environ.get(FULL) == "full":
+        return cause
+    if isinstance(cause, FeatlearnError):
+        return shown_cause(cause)
+    trace = cause.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "featlearn",
+        "torch",
+    ):
+        trace = trace.tb_next
+    cause.__suppress_context__ = True
+    return cause.with_traceback(trace)
+
+
+def _package(trace: TracebackType) -> str:
+    return str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _expanded(signature: inspect.Signature) -> Iterator[inspect.Parameter]:

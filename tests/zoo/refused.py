@@ -269,11 +269,11 @@ def three_axes_without_readout() -> Built:
 
 
 @case(REFUSED)
-def tuple_output_without_readout() -> Built:
-    """A tuple and no readout."""
+def tuple_without_a_tensor() -> Built:
+    """A tuple of tuples and no readout."""
 
-    def forward(self: Net, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.body(x), x
+    def forward(self: Net, x: Tensor) -> tuple[tuple[Tensor]]:
+        return ((self.body(x),),)
 
     return around_mlp(forward), *gaussian(4), None
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from featlearn.errors import CoupledSamplesError
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import numbers, parameter_gradients
-from featlearn.network.inputs import ModelWithInputs, map_tensors
+from featlearn.network.inputs import ModelWithInputs, call_model, map_tensors
 from featlearn.network.isolation import random_state_kept
+from featlearn.readouts import parts_of
 
 SMALL_CHANGE = 1e-2
 """Relative change of outputs below which an adaptive solver is the likely cause."""
@@ -23,8 +24,7 @@ def refusal(chunk: Chunk, places: Tensor, difference: str, change: float = 1.0) 
     if _draws_random_numbers(batch, indices):
         return CoupledSamplesError(
             "the model draws random numbers in eval mode, so that the outputs of a sample change with its batch "
-            f"({difference}); expected outputs that x and the weights determine. Pass the noise in as an input, draw "
-            "it once into a buffer that all samples share, or return the mean in eval mode (of a VAE, decode the mean)"
+            f"({difference}); expected outputs that x and the weights determine. {random_advice(batch, indices)}"
         )
     whole, part = _recorded_calls(batch, indices), _recorded_calls(batch, indices[places.cpu()])
     cause, remedy = _cause(batch.model, whole, part, len(indices), change)
@@ -39,6 +39,25 @@ def _draws_random_numbers(batch: ModelWithInputs, indices: Tensor) -> bool:
     with random_state_kept() as state:
         batch.outputs(indices)
         return state.has_drawn()
+
+
+def random_advice(batch: ModelWithInputs, indices: Tensor | slice) -> str:
+    """Return what to do about random numbers in eval mode, with a part of the output that does not depend on them."""
+    batch.rewind()
+    with random_state_kept() as state:
+        first = parts_of(batch.call(indices)[0])
+        state.seed(1)
+        again = parts_of(call_model(batch.model, batch.take(indices)))
+    fixed = [
+        name
+        for (name, a), (_, b) in zip(first, again, strict=False)
+        if isinstance(a, Tensor) and isinstance(b, Tensor) and a.is_floating_point() and a.dim() and torch.equal(a, b)
+    ]
+    noise = "`noise = torch.randn_like(std) if self.training else 0`"
+    advice = f"draw in training only, {noise}, or pass the noise in as an input"
+    if not fixed:
+        return f"To measure it, {advice}"
+    return f"Add `readout=lambda out: {fixed[0]}`, which does not depend on them (of a VAE, the mean), or {advice}"
 
 
 Calls = list[tuple[str, str, list[Tensor]]]

@@ -37,11 +37,13 @@ def refuse_random_outputs(
             # The same random numbers may give other rounding on a GPU.
             if changed > 0.0 and changed > _precision(expected) + 10 * _change(measure(sample), expected):
                 by = "altogether" if changed == math.inf else f"by {changed:.1e} of their largest value"
+                from featlearn.audit.coupling_cause import random_advice  # late: few models need it
+
                 raise UnsupportedModelError(
                     f"the model draws random numbers in eval mode: other ones change its outputs or gradients {by}, "
-                    f"expected outputs that x and the weights determine. To "
-                    "measure one draw, fix it: draw the noise once into a buffer, or call torch.manual_seed(0) at the "
-                    "beginning of forward. Switch dropout off in eval mode: F.dropout(..., training=self.training)"
+                    f"expected outputs that x and the weights determine. {random_advice(sample, slice(0, few))}. "
+                    "Switch dropout off in eval mode: F.dropout(..., training=self.training). To measure one draw, "
+                    "draw it once into a buffer, or call torch.manual_seed(0) at the beginning of forward"
                 )
 
 

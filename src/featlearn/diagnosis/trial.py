@@ -18,7 +18,7 @@ from featlearn.diagnosis.loss_kind import CROSS_ENTROPY
 from featlearn.diagnosis.run_data import RunData, as_probabilities
 from featlearn.errors import FeatlearnError
 from featlearn.network.copies import network_at
-from featlearn.network.inputs import Inputs, batch_size, map_tensors
+from featlearn.network.inputs import Inputs, batch_size, call_model, map_tensors, read_output
 from featlearn.quantities.linearization_gap import linearization_gap
 
 STEPS = 40
@@ -149,10 +149,7 @@ class Bench:
 
     def outputs(self, model: nn.Module) -> Tensor:
         """Return the outputs (P, C) of a model on the probe."""
-        output = model(**self.x) if isinstance(self.x, Mapping) else model(*_as_tuple(self.x))
-        readout = self.network.readout
-        output = output if readout is None else readout(output)
-        tensor: Tensor = getattr(output, "logits", output)
+        tensor: Tensor = read_output(call_model(model, self.x), self.x, self.network.readout)
         return tensor.reshape(batch_size(self.x), -1)
 
 
@@ -259,7 +256,3 @@ def _every(x: Inputs, stride: int) -> Inputs:
         return tensor[::stride] if tensor.dim() and len(tensor) == samples else tensor
 
     return map_tensors(x, rows)
-
-
-def _as_tuple(x: Any) -> tuple[Any, ...]:
-    return tuple(x) if isinstance(x, tuple | list) else (x,)

@@ -12,16 +12,16 @@ from featlearn.monitoring.probe_data import trains
 __all__ = ["callback"]
 
 
-def callback(probe: tuple[Any, Any], out: str | os.PathLike[str], **options: Any) -> Any:
+def callback(probe: Any, out: str | os.PathLike[str], **options: Any) -> Any:
     """Return a callback that watches the training of a `transformers.Trainer`.
 
-        callback = fl.integrations.transformers.callback((inputs, labels), out="runs/a", readout=fl.readouts.last_token)
+        callback = fl.integrations.transformers.callback(collator(examples), out="runs/a")
         trainer = Trainer(model, args, train_dataset=data, callbacks=[callback])
         callback.trainer = trainer  # also send numbers to the Trainer's reporters, through trainer.log
         trainer.train()
 
     Args:
-        probe: (inputs, y): a mapping of model inputs without labels, and targets as for `fl.watch`.
+        probe: A batch with `labels`, as the Trainer's collator makes it, or (inputs, y) as for `fl.watch`.
         out: Directory of the run.
         options: Other arguments of `fl.watch`. The optimizer is the Trainer's.
 

@@ -20,11 +20,12 @@ from featlearn.kernel.stream import taken
 from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
 from featlearn.network.checks import unwrapped
-from featlearn.network.inputs import Inputs, batch_size, describe
+from featlearn.network.inputs import Inputs, batch_size
 from featlearn.network.isolation import collector_paused
 from featlearn.planning.exchange import shared_kernel
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import byte_budget
+from featlearn.shapes import describe
 
 
 def divided_kernels(

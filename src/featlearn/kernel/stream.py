@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.network.fingerprint import fingerprint
-from featlearn.network.inputs import Inputs, batch_size, cast_inputs, describe, map_tensors, tensors_in
+from featlearn.network.inputs import Inputs, batch_size, cast_inputs, map_tensors, tensors_in
+from featlearn.shapes import describe
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 

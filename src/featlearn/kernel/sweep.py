@@ -43,7 +43,7 @@ class Sweeps:
 
     def batch(self, x: Inputs, samples: int) -> ModelWithInputs:
         """The network on these inputs."""
-        return replace(self.measurement.batches[0], x=x, samples=samples, name="data")
+        return replace(self.measurement.batches[0], x=self.audited.paired(x), samples=samples, name="data")
 
     def chunk(self, graphs: float, held: int = 0) -> int:
         """Return how many samples fit, each with this many graphs of a forward pass, beside vectors of parameters."""

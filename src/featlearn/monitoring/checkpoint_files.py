@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from featlearn.errors import CheckpointError, InputTypeError, InputValueError
-from featlearn.monitoring.probe_data import ProbeData
+from featlearn.monitoring.probe_data import tensors_digest
 from featlearn.record.layout import checked_step
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
@@ -62,7 +62,7 @@ class Checkpoint:
         digest = hashlib.sha256()
         if isinstance(self.source, Mapping):
             tensors = tuple(value for value in self.source.values() if isinstance(value, Tensor))
-            return hashlib.sha256(f"{list(self.source)} {ProbeData(tensors, None).digest}".encode()).hexdigest()
+            return hashlib.sha256(f"{list(self.source)} {tensors_digest(tensors)}".encode()).hexdigest()
         path = self.path
         if path is None:
             return None

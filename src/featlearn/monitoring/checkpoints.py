@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from featlearn.errors import InputTypeError, RunError
 from featlearn.losses import Loss
@@ -13,13 +13,13 @@ from featlearn.monitoring.checkpoint_files import Checkpoint, listed_checkpoints
 from featlearn.monitoring.checkpoint_states import CheckpointReader, Load
 from featlearn.monitoring.description import model_entry
 from featlearn.monitoring.entry import watch
-from featlearn.monitoring.probe_data import kept_state, probe_data
+from featlearn.monitoring.probe_data import Probe, kept_state, probe_data
 from featlearn.monitoring.resumption import measured_steps
 from featlearn.monitoring.schedule import Quantities, scheduled_quantities
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import refuse_unmeasurable, unwrapped
 from featlearn.network.copies import copied
-from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inputs import Readout
 from featlearn.network.isolation import random_state_kept
 from featlearn.network.state import Inventory
 from featlearn.planning.plan import ProgressLine
@@ -36,10 +36,10 @@ def watch_checkpoints(
     model: nn.Module,
     checkpoints: str | os.PathLike[str] | Sequence[tuple[int, Any]],
     *,
-    probe: tuple[Inputs, Tensor | None],
+    probe: Probe,
     out: str | os.PathLike[str],
     load: Load | None = None,
-    test: tuple[Inputs, Tensor | None] | None = None,
+    test: Probe | None = None,
     readout: Readout | None = None,
     loss: Loss | None = None,
     quantities: Quantities = None,

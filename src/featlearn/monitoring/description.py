@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.monitoring.probe_data import ProbeData, WatchedNetwork, as_targets, has_labels, is_classification
+from featlearn.network.inputs import Readout
+from featlearn.readouts import DefaultReadout, LogProbability
 from featlearn.torch_internals import AnyBatchNorm, AnyDropout
 
 LARGEST_STATE = 2**26
@@ -39,6 +41,7 @@ def description(watched: WatchedNetwork, given: WatchedNetwork, outputs: Tensor,
         "optimizer": optimizer_entry(watched.optimizer),
         "probe": _probe_entry(watched.probe, given.probe) | {"stride": watched.stride, **_task(watched.probe, outputs)},
         "test": None if given.test is None else _probe_entry(watched.test, given.test),
+        "readout": readout_entry(watched.readout),
         "versions": versions(),
         "seed": torch.initial_seed(),
         "device": str(first.device),
@@ -71,6 +74,15 @@ def optimizer_entry(optimizer: Optimizer | None) -> dict[str, Any] | None:
         {key: _plain(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
     ]
     return {"class": type(optimizer).__name__, "groups": groups}
+
+
+def readout_entry(readout: Readout | None) -> str:
+    """Return the name of a readout, with what it measures where it is one of the library's."""
+    if readout is None:
+        return "output"
+    if isinstance(readout, DefaultReadout | LogProbability):
+        return str(readout)
+    return str(getattr(readout, "__qualname__", type(readout).__qualname__))
 
 
 def _probe_entry(measured: ProbeData | None, given: ProbeData) -> dict[str, Any]:

@@ -6,31 +6,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from featlearn import losses
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.losses import Loss
 from featlearn.monitoring.description import every_entry
-from featlearn.monitoring.probe_data import WatchedNetwork, probe_data, trains
+from featlearn.monitoring.probe_data import Probe, WatchedNetwork, probe_data, trains
 from featlearn.monitoring.recording import WatchOptions
 from featlearn.monitoring.schedule import Every, Quantities, Schedule, scheduled_quantities
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import unwrapped
-from featlearn.network.inputs import Inputs, Readout
+from featlearn.network.inputs import Readout
 from featlearn.signatures import name_keywords
 
 
 @name_keywords()
 def watch(
     model: nn.Module,
-    probe: tuple[Inputs, Tensor | None],
+    probe: Probe,
     *,
     out: str | os.PathLike[str],
     every: Every = "log",
     budget: float | None = 0.05,
-    test: tuple[Inputs, Tensor | None] | None = None,
+    test: Probe | None = None,
     optimizer: Optimizer | None = None,
     quantities: Quantities = None,
     readout: Readout | None = None,
@@ -61,7 +61,8 @@ def watch(
     Args:
         model: any `nn.Module`, also one wrapped by `torch.compile` or DDP, or sharded by FSDP2; measured in eval mode.
         probe: (x, y), 100 to 500 samples say, the same at every measurement. y: targets (P, C), numbers (P,), or class
-            labels (P,), which become one-hot rows less 1 / C; None for kernels without a task.
+            labels (P,), which become one-hot rows less 1 / C; None for kernels without a task. Classes of positions
+            (P, T) or pixels (P, H, W) are read by the default readout. A batch with `labels` is a probe, too.
         out: a directory for the run, new or empty.
         every: `"log"`, a number of steps, or a function of the step. The first and the last are always measured.
         budget: share of the work of training that measuring may take, counted in multiply-adds. Gap, richness, weights
@@ -74,7 +75,9 @@ def watch(
             test, optimizer, pictures; by default all but the optimizer. A
             mapping changes the default: `{"features": False, "layers": 100}`, with a schedule as `every`. A function of
             a `StepView` is a quantity of your own; it returns a number or a mapping of numbers.
-        readout: turns the model's output into (P,) or (P, C), as for `fl.ntk`.
+        readout: Map from the model's output to (P,) or (P, C), as for `fl.ntk`. By default the output itself, the mean
+            log-probability of a sequence's targets for logits (P, T, V), or that of an image's labels for logits
+            (P, C, H, W). The default is printed, and its name is `run.config["readout"]`.
         loss: Training loss, for comparisons with theory: a name of `fl.losses`, a module, or a function of
             (outputs, y).
         sinks: further destinations of the numbers: `"tensorboard"`, `"wandb"`, or any object with
@@ -114,12 +117,17 @@ def watch(
         checked_sinks(sinks)
     network = unwrapped(model)
     if optimizer is not None and not trains(optimizer, network):
+        names = [parameter for parameter, _ in network.named_parameters()]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
         raise InputValueError(
-            f"optimizer ({type(optimizer).__name__}) has no parameter of the model ({type(network).__name__}), "
-            "expected the one that trains it; was the model copied, or built again, after the optimizer was made?"
+            f"optimizer ({type(optimizer).__name__}) trains no parameter of the model ({type(network).__name__}): "
+            f"{shown} are not the optimizer's, expected the one that trains them. An average of weights (EMA) is "
+            "watched without optimizer=. A model that was copied or built again needs an optimizer of its own"
         )
-    tested = None if test is None else probe_data(test, "test", network)
-    watched = WatchedNetwork(network, probe_data(probe, "probe", network), tested, optimizer, readout, loss=loss)
+    tested = None if test is None else probe_data(test, "test", network, readout)
+    watched = WatchedNetwork(
+        network, probe_data(probe, "probe", network, readout), tested, optimizer, readout, loss=loss
+    )
     chosen = scheduled_quantities(quantities, test=test is not None, optimizer=optimizer is not None)
     chosen = [one for one in chosen if pictures or one.name != "pictures"]
     entries["quantities"] = [one.name for one in chosen]

@@ -25,6 +25,7 @@ from featlearn.monitoring.step_measurement import (
 )
 from featlearn.monitoring.work import FEWEST, FIRST, Budget, forward_work, quantity_work
 from featlearn.network.copies import network_at
+from featlearn.readouts import DefaultReadout, LogProbability
 from featlearn.record import Run
 
 if TYPE_CHECKING:
@@ -97,6 +98,19 @@ class Observer:
             "added": [name for name in now.names if name not in before.names],
             "removed": [name for name in before.names if name not in now.names],
         }
+
+    def settle_readout(self) -> None:
+        """Choose the default readout by what the model gives for a few samples.
+
+        Targets that the readout compares outputs with are no targets of the outputs.
+        """
+        watched = self.watched
+        with self._audited.measuring([watched.probe.x]):
+            pass
+        readout = watched.readout or self._audited.audits.default
+        if isinstance(readout, DefaultReadout | LogProbability):
+            test = None if watched.test is None else watched.test.read_by(readout)
+            self.watched = replace(watched, readout=readout, probe=watched.probe.read_by(readout), test=test)
 
     def settle(self, budget: Budget, chosen: Sequence[ScheduledQuantity], *, reduce: bool) -> None:
         """Tell the budget the work of each quantity; `reduce` the probe until the first measurement is affordable."""

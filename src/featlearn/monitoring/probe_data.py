@@ -1,7 +1,7 @@
 """The watched network with its probes and its initial weights."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,11 @@ from featlearn.gradients.directions import Outputs
 from featlearn.losses import Loss, form, gradient
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout, batch_size, map_tensors, tensors_in
+from featlearn.readouts import DefaultReadout, LogProbability
 from featlearn.shapes import checked_tensor
+
+Probe = tuple[Inputs, Tensor | None] | Mapping[str, Any]
+"""Inputs with their targets, or a batch of a model that takes `labels`."""
 
 
 @dataclass(frozen=True)
@@ -24,22 +28,14 @@ class ProbeData:
 
     x: Inputs
     y: Tensor | None
-    """(P, C) targets, (P,) for one output, or (P,) class labels; None if there is no task."""
+    """(P, C) targets, (P,) for one output, or (P,) class labels; None if there is no task, or the readout reads it."""
+    digest: str = ""
+    """SHA-256 of inputs and targets."""
 
     @property
     def samples(self) -> int:
         """Number of samples P."""
         return batch_size(self.x)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of inputs and targets."""
-        found = hashlib.sha256()
-        for tensor in (*tensors_in(self.x), *([] if self.y is None else [self.y])):
-            plain = tensor.detach().cpu().contiguous()
-            found.update(f"{plain.dtype} {tuple(plain.shape)};".encode())
-            found.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
 
     def every(self, stride: int) -> "ProbeData":
         """Every `stride`-th sample; a slice would be biased, as data may be sorted."""
@@ -48,23 +44,31 @@ class ProbeData:
         def rows(tensor: Tensor) -> Tensor:
             return tensor[::stride].clone() if tensor.dim() and len(tensor) == samples else tensor
 
-        return ProbeData(map_tensors(self.x, rows), None if self.y is None else rows(self.y))
+        return replace(self, x=map_tensors(self.x, rows), y=None if self.y is None else rows(self.y))
+
+    def read_by(self, readout: DefaultReadout | LogProbability) -> "ProbeData":
+        """Return the task that is left for a readout: none if it reads the targets, flat targets if it flattens."""
+        if isinstance(readout, LogProbability) or readout.reads_targets:
+            return replace(self, y=None)
+        return replace(self, y=self.y.flatten(1)) if readout.flat and self.y is not None else self
 
 
-def probe_data(given: Any, name: str, model: nn.Module) -> ProbeData:
-    """The pair (x, y), checked and copied to the device of the model."""
-    if not isinstance(given, tuple | list) or len(given) != 2:
+def probe_data(pair: Any, name: str, model: nn.Module, readout: Readout | None = None) -> ProbeData:
+    """Return the pair (x, y), or a batch with labels, checked and copied to the device of the model."""
+    if isinstance(pair, Mapping):
+        pair = (pair, None)
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise InputTypeError(
-            f"{name} is {type(given).__name__}, expected a pair (x, y): inputs and their targets; y=None for kernels "
+            f"{name} is {type(pair).__name__}, expected a pair (x, y): inputs and their targets; y=None for kernels "
             "without a task"
         )
-    x, y = given
+    x, y = pair
     samples = batch_size(x, f"the x of {name}")
-    if y is not None and (not isinstance(y, Tensor) or y.dim() not in (1, 2) or len(y) != samples):
+    if y is not None and (not isinstance(y, Tensor) or not y.dim() or len(y) != samples):
         what = f"of shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
         raise InputValueError(
-            f"the y of {name} is {what}, expected a tensor of targets (P, C), or (P,) numbers or class labels, for "
-            f"P = {samples} samples"
+            f"the y of {name} is {what}, expected a tensor of targets (P, C), (P,) numbers or class labels, or classes "
+            f"of positions (P, T) or pixels (P, H, W), for P = {samples} samples"
         )
     for tensor in tensors_in(x):
         _refuse_not_finite(tensor, f"the x of {name}")
@@ -72,12 +76,34 @@ def probe_data(given: Any, name: str, model: nn.Module) -> ProbeData:
         _refuse_not_finite(y, f"the y of {name}")
     homes = list({p.device for p in model.parameters()})
 
-    def own(tensor: Tensor) -> Tensor:
-        # A copy: loaders often overwrite a batch with the next one.
+    def copied(tensor: Tensor) -> Tensor:
+        # Loaders often overwrite a batch with the next one.
         with torch.inference_mode(False):
             return tensor.detach().to(homes[0] if len(homes) == 1 else tensor.device, copy=True)
 
-    return ProbeData(map_tensors(x, own), None if y is None else own(y))
+    x, y = map_tensors(x, copied), None if y is None else copied(y)
+    digest = tensors_digest([*tensors_in(x), *([] if y is None else [y])])
+    is_read = isinstance(readout, LogProbability)
+    # Whether a default readout takes these targets shows once the model has run.
+    if y is not None and (is_read or (readout is None and y.dim() > (2 if y.is_floating_point() else 1))):
+        from featlearn.network.targets import paired  # late: few models need it
+
+        x = paired(model, x, y, readout)
+    elif y is None and (is_read or isinstance(x, Mapping)):
+        from featlearn.network.targets import with_targets  # late: few models need it
+
+        x = with_targets(model, x, readout)
+    return ProbeData(x, y, digest)
+
+
+def tensors_digest(tensors: Sequence[Tensor]) -> str:
+    """Return the SHA-256 of tensors with their types and shapes."""
+    result = hashlib.sha256()
+    for tensor in tensors:
+        plain = tensor.detach().cpu().contiguous()
+        result.update(f"{plain.dtype} {tuple(plain.shape)};".encode())
+        result.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()
 
 
 def joined(x: Inputs, x2: Inputs) -> Inputs | None:

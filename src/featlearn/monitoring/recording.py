@@ -98,6 +98,7 @@ class Recording:
         return replaced(self._options.path, True)
 
     def _settle(self, *, reduce: bool) -> None:
+        self._observer.settle_readout()
         if self._budget.share is not None or self._observer.shared is not None:
             self._observer.settle(self._budget, self._quantities, reduce=reduce)
 

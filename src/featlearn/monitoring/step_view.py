@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from featlearn.monitoring.step_measurement import StepMeasurement
 from featlearn.network.inputs import Inputs
 from featlearn.quantities.layer_features import NeuralFeatures
+from featlearn.readouts import TargetedInputs
 
 
 class StepView:
@@ -30,7 +31,8 @@ class StepView:
     @property
     def x(self) -> Inputs:
         """Inputs of the probe."""
-        return self._measurement.x
+        x = self._measurement.x
+        return x.inputs if isinstance(x, TargetedInputs) else x
 
     @property
     def outputs(self) -> Tensor:

@@ -15,6 +15,7 @@ from featlearn.monitoring.recording import Recording, WatchOptions
 from featlearn.monitoring.schedule import ScheduledQuantity
 from featlearn.record import Run, open_run
 from featlearn.record.layout import checked_step
+from featlearn.signatures import raise_from_call
 
 
 class Watch:
@@ -52,6 +53,7 @@ class Watch:
         """Set the state dict of step 0, before entering, in case that a resumed run was too large to store it."""
         self._observer.watched = replace(self._observer.watched, initial=initial)
 
+    @raise_from_call
     def __enter__(self) -> "Watch":
         if self._ranks is not None:
             raise InputValueError("this watch has been used already, expected a new one for every run")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
-from featlearn.network.inputs import Inputs, Readout, batch_size, describe, tensors_in
+from featlearn.network.inputs import Inputs, Readout, batch_size, tensors_in
 from featlearn.network.state import Inventory
+from featlearn.shapes import describe
 from featlearn.torch_internals import (
     buffer_table,
     compiled_from,

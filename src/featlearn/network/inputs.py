@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, NotFiniteError, UnsupportedModelError
 from featlearn.network.isolation import OPERANDS, compiler_not_imported
+from featlearn.readouts import DefaultReadout, LogProbability, TargetedInputs
+from featlearn.shapes import describe
 
 if TYPE_CHECKING:
     from featlearn.network.write_guard import WriteGuard
@@ -21,18 +23,6 @@ if TYPE_CHECKING:
 Inputs = Any
 """A tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`), batch first."""
 Readout = Callable[..., Any]
-
-
-def describe(thing: Any) -> str:
-    """What was given, in a few words."""
-    if isinstance(thing, Tensor):
-        return f"a {str(thing.dtype).removeprefix('torch.')} tensor of shape {tuple(thing.shape)}"
-    if isinstance(thing, Mapping):
-        inside = ", ".join(f"{key}: {describe(value)}" for key, value in thing.items())
-        return f"a mapping {{{inside}}}"
-    if isinstance(thing, tuple) and type(thing) is tuple:
-        return f"a tuple ({', '.join(map(describe, thing))})"
-    return f"{type(thing).__module__}.{type(thing).__qualname__}".removeprefix("builtins.")
 
 
 def map_tensors(thing: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -204,6 +194,8 @@ class ModelWithInputs:
     """Sets random generators and the model's state to where they stood when the measurement began."""
     name: str = "x"
     """The argument that the inputs were given as."""
+    default: DefaultReadout | None = None
+    """The readout that stands in for None; known once samples were run."""
     waiting: bool = True
     """Whether outputs are looked at, which has to be waited for on a GPU; otherwise they may not be finite."""
     held: Sequence[Tensor] = ()
@@ -233,12 +225,12 @@ class ModelWithInputs:
 
     def call(self, indices: Tensor | slice) -> tuple[Any, Inputs]:
         """What the model returns for some of the samples, and the inputs it was given."""
-        found: tuple[Any, Inputs] = self._run(indices, _unnoted, lambda x: (self._called(x), x))
-        return found
+        result: tuple[Any, Inputs] = self._run(indices, _unnoted, lambda x: (call_model(self.model, x), x))
+        return result
 
     def outputs(self, indices: Tensor | slice, noting: PassContext = _unnoted) -> Tensor:
         """(samples, C) outputs with their graph. All code that makes them runs inside of `noting`."""
-        read = self._run(indices, noting, lambda x: read_output(self._called(x), x, self.readout))
+        read = self._run(indices, noting, lambda x: self._read(call_model(self.model, x), x))
         count = len(range(self.samples)[indices]) if isinstance(indices, slice) else len(indices)
         outputs = _checked(read, count, self.readout is not None, self.waiting)
         if outputs.dim() == 2:
@@ -277,23 +269,41 @@ class ModelWithInputs:
         except (FeatlearnError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            shown = x.inputs if isinstance(x, TargetedInputs) else x
             raise UnsupportedModelError(
-                f"the model or its readout failed on {self.name}, {describe(x)} (a few of the {self.samples} samples "
-                f"are run at a time): {type(error).__name__}: {error}{_dtype_advice(self, x)}{_argument_advice(error)}"
-                f"{_state_advice(self, error)}"
+                f"the model or its readout failed on {self.name}, {describe(shown)} (a few of the {self.samples} "
+                f"samples are run at a time): {type(error).__name__}: {error}{_dtype_advice(self, x)}"
+                f"{_argument_advice(self.model, error)}{_state_advice(self, error)}"
             ) from error
 
-    def _called(self, x: Inputs) -> Any:
-        if isinstance(x, Tensor):
-            return self.model(x)
-        return self.model(*x) if isinstance(x, tuple) else self.model(**x)
+    def _read(self, raw: Any, x: Inputs) -> Any:
+        if self.readout is None and isinstance(raw, Tensor) and raw.dim() <= 2:
+            return raw
+        if self.readout is None and self.default is None:
+            from featlearn.network.default_readout import default_readout  # late: few models need it
+
+            self.default = default_readout(raw, x)
+        return read_output(raw, x, self.readout or self.default)
 
 
-def _argument_advice(error: Exception) -> str:
+def call_model(model: Callable[..., Any], x: Inputs) -> Any:
+    """Return what a model gives for inputs: a tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`)."""
+    passed: dict[str, Any] = {}
+    if isinstance(x, TargetedInputs):
+        passed = {} if x.keyword is None else {x.keyword: x.passed}
+        x = x.inputs
+    if isinstance(x, tuple):
+        return model(*x, **passed)
+    return model(**x, **passed) if isinstance(x, Mapping) else model(x, **passed)
+
+
+def _argument_advice(model: nn.Module, error: Exception) -> str:
     """Return what to change for two frequent causes: labels in x, and weights that `torch.cond` does not see."""
     text = str(error)
     if "FakeTensorMode" in text:
         return "; " + OPERANDS
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and isinstance(error, ValueError):
+        return "; an encoder-decoder needs `labels` or `decoder_input_ids` among the inputs"
     if isinstance(error, TypeError) and ("unexpected keyword argument" in text or "positional argument" in text):
         return (
             "; everything in x is passed to the model: leave targets out of it, or, for a readout that needs them, "
@@ -329,18 +339,24 @@ def _dtype_advice(batch: ModelWithInputs, x: Inputs) -> str:
 
 
 def read_output(raw: Any, x: Inputs, readout: Readout | None) -> Any:
-    """What a readout makes of a model's output; the output itself, or its logits, without one."""
-    if readout is not None:
-        return readout(raw, x) if _takes_inputs(readout) else readout(raw)
-    if isinstance(raw, Tensor):
+    """Return what a readout makes of a model's output; the default one if it is None."""
+    if readout is None and isinstance(raw, Tensor) and raw.dim() <= 2:
         return raw
-    logits = getattr(raw, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
-    raise InputTypeError(
-        f"the model gives {describe(raw)}, expected a tensor of shape (P,) or (P, C) or an object with .logits; "
-        "pass readout=, a function that turns the output into such a tensor"
-    )
+    if readout is None:
+        from featlearn.network.default_readout import default_readout  # late: few models need it
+
+        readout = default_readout(raw, x)
+    if isinstance(readout, LogProbability | DefaultReadout):
+        return readout(raw, x)
+    inputs = x.inputs if isinstance(x, TargetedInputs) else x
+    return readout(raw, inputs) if _takes_inputs(readout) else readout(raw)
+
+
+def read_any_shape(raw: Any, x: Inputs, readout: Readout | None) -> Any:
+    """Return what a readout makes of a model's output; the tensor in it, in any shape, if the readout is None."""
+    from featlearn.network.default_readout import output_tensor  # late: few models need it
+
+    return output_tensor(raw)[1] if readout is None else read_output(raw, x, readout)
 
 
 def _checked(outputs: Any, samples: int, has_readout: bool, look: bool) -> Tensor:

@@ -4,9 +4,10 @@ from torch import Tensor, nn
 
 from featlearn.errors import InputTypeError
 from featlearn.network.checks import unwrapped
-from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, describe, read_output
+from featlearn.network.inputs import Inputs, ModelWithInputs, Readout, batch_size, read_any_shape
 from featlearn.network.isolation import undisturbed
 from featlearn.network.state import Inventory
+from featlearn.shapes import describe
 
 
 def raw_outputs(model: nn.Module, x: Inputs, readout: Readout | None) -> Tensor:
@@ -16,7 +17,7 @@ def raw_outputs(model: nn.Module, x: Inputs, readout: Readout | None) -> Tensor:
         raw, inputs = ModelWithInputs(
             model=network, x=x, samples=samples, readout=readout, rewind=isolation.rewind
         ).call(slice(None))
-        found = read_output(raw, inputs, readout)
-    if not isinstance(found, Tensor):
-        raise InputTypeError(f"the readout gives {describe(found)}, expected a tensor with the samples first")
-    return found.detach().clone()
+        outputs = read_any_shape(raw, inputs, readout)
+    if not isinstance(outputs, Tensor):
+        raise InputTypeError(f"the readout gives {describe(outputs)}, expected a tensor with the samples first")
+    return outputs.detach().clone()

@@ -108,7 +108,10 @@ def ntk(
         outputs: `"mean"` (1/C sum_c K^cc) and `"sum"`: (P, P2); `"each"`: (C, P, P2); `"full"`: (P, P2, C, C) with axes
             K_{mu nu c c'}; one backward pass for each of the C outputs. An int c: K^cc. `fl.Directions(k)`: an unbiased
             estimate of `"sum"` from k random directions, for large C.
-        readout: turns the model's output into (P,) or (P, C): `readout(output)` or `readout(output, x)`.
+        readout: Map from the model's output to (P,) or (P, C): `readout(output)` or `readout(output, x)`. By default
+            the output or its logits. For logits (P, T, V) of a language model it is `fl.readouts.next_token()`, the
+            mean log-probability of a sequence's targets: `labels` or `targets` in x, or the ids shifted by one. This
+            is printed.
         by: `"network"`: one tensor; `"layer"`: a dict by `named_modules()` name; `"parameter"`: a dict by
             `named_parameters()` name. The parts add up to the network.
         parameters: a glob such as `"layers.*.weight"`, or a list of them; only matching parameters count.

@@ -1,6 +1,6 @@
 """The tangent kernel as an operator: products, traces, norms and eigenvalues of a matrix that is never formed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -88,6 +88,7 @@ class NTKOperator:
             devices = {p.device for p in unwrapped(model).parameters()}
             device = next(iter(devices)) if len(devices) == 1 else None
             with random_state_kept():  # a loader draws random numbers
+                data = audited.paired(data) if isinstance(data, Tensor | tuple | Mapping) else data
                 self._stream = SampleStream(data, device, request.dtype)
             block.expect(
                 same_arguments(

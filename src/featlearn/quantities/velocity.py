@@ -15,7 +15,7 @@ from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
 from featlearn.losses import Loss, gradient
 from featlearn.network.elementary_ops import ElementaryOps
-from featlearn.network.inputs import Inputs, Readout, read_output
+from featlearn.network.inputs import Inputs, Readout, call_model, read_output
 from featlearn.network.state import Inventory
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.second_derivatives import inner_product, refuse_hidden_changes
@@ -62,10 +62,11 @@ def ntk_velocity_of(
     """Compute dK/dt for an audited model: see `fl.quantities.ntk_velocity`."""
     if outputs not in ("mean", "sum", "each", "full"):
         raise InputValueError(f"outputs={outputs!r}, expected 'mean', 'sum', 'each' or 'full'")
+    x = audited.paired(x)
     velocity, _ = _weight_velocity(audited, x, y, loss)
     moving = _Moving(audited.model, audited.request.readout, velocity)
     names = [f"model.{name}" for name in velocity]
-    both = ntk(moving, x, outputs="full", parameters=names, memory=audited.request.memory)
+    both = ntk(moving, {"x": x}, outputs="full", parameters=names, memory=audited.request.memory)
     refuse_hidden_changes(audited, x)
     classes = both.shape[-1] // 2
     half = both[:, :, classes:, :classes]  # J' J^T, outputs (c, c')
@@ -106,10 +107,11 @@ def feature_speed(
 
 def feature_speed_of(audited: AuditedModel, x: Inputs, y: Tensor, *, loss: Loss = "sum-half") -> float:
     """Compute the speed of features for an audited model: see `fl.quantities.feature_speed`."""
+    x = audited.paired(x)
     velocity, error = _weight_velocity(audited, x, y, loss)
     moving = _Moving(audited.model, audited.request.readout, velocity)
     names = [f"model.{name}" for name in velocity]
-    kernels = ntk(moving, x, outputs="each", parameters=names, memory=audited.request.memory)
+    kernels = ntk(moving, {"x": x}, outputs="each", parameters=names, memory=audited.request.memory)
     sizes = kernels.diagonal(dim1=1, dim2=2).sum(1).double()
     refuse_hidden_changes(audited, x)
     classes = len(sizes) // 2
@@ -145,20 +147,19 @@ class _Moving(nn.Module):
         self.model = model
         self._readout, self._velocity = readout, velocity
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """(f, J v) for the inputs of the model."""
+    def forward(self, x: Inputs) -> Tensor:
+        """Return (f, J v) for the inputs of the model."""
         # J v is the derivative of w^T J v with respect to w. Forward mode gives it in one pass, but lacks many ops.
         named = dict(self.model.named_parameters())
         names = list(self._velocity)
         with ElementaryOps():
-            f = self._read(self.model(*args, **kwargs), args, kwargs)
+            f = self._read(call_model(self.model, x), x)
         w = torch.zeros_like(f, requires_grad=True)
         pulled = torch.autograd.grad(f, [named[n] for n in names], w, create_graph=True, allow_unused=True)
         terms = [inner_product(g, self._velocity[n]) for n, g in zip(names, pulled, strict=True) if g is not None]
         (moved,) = torch.autograd.grad(torch.stack(terms).sum(), w, create_graph=True)
         return torch.cat([f, moved], 1)
 
-    def _read(self, raw: Any, args: Any, kwargs: Any) -> Tensor:
-        x = kwargs if kwargs else args[0] if len(args) == 1 else args
+    def _read(self, raw: Any, x: Inputs) -> Tensor:
         outputs: Tensor = read_output(raw, x, self._readout)
         return outputs[:, None] if outputs.dim() == 1 else outputs

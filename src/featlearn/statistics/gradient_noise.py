@@ -14,7 +14,7 @@ from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
 from featlearn.linalg.estimate import Estimate
 from featlearn.network.checks import unwrapped
-from featlearn.network.inputs import Inputs, Readout, read_output
+from featlearn.network.inputs import Inputs, Readout, read_any_shape
 from featlearn.network.raw_outputs import raw_outputs
 from featlearn.quantities.ntk import checked_by, tangent_kernel
 from featlearn.request import Settings
@@ -136,7 +136,7 @@ class _Losses(nn.Module):
     def forward(self, x: Inputs, slopes: Tensor) -> Tensor:
         """Return the outputs times the derivatives of the loss, summed over the outputs of each sample."""
         raw: Any = self.model(**x) if isinstance(x, Mapping) else self.model(*(x if isinstance(x, tuple) else (x,)))
-        weighted: Tensor = read_output(raw, x, self._readout).to(slopes.dtype) * slopes
+        weighted: Tensor = read_any_shape(raw, x, self._readout).to(slopes.dtype) * slopes
         return weighted.reshape(len(slopes), -1).sum(1)
 
 

@@ -8,11 +8,11 @@ from featlearn.dynamics.rate import rate
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.krylov import top_eigenpairs
 from featlearn.network.checks import unwrapped
-from featlearn.network.inputs import Inputs, Readout, describe
+from featlearn.network.inputs import Inputs, Readout
 from featlearn.network.raw_outputs import raw_outputs
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.operator import NTKOperator
-from featlearn.shapes import checked_number
+from featlearn.shapes import checked_number, describe
 from featlearn.signatures import name_keywords
 from featlearn.steer.output_scale import ScaledOutput
 

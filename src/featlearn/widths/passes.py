@@ -1,19 +1,19 @@
 """Forward passes of a network."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from featlearn.network.inputs import Inputs, map_tensors, read_output
+from featlearn.network import inputs as network_inputs
+from featlearn.network.default_readout import output_tensor
+from featlearn.network.inputs import Inputs, map_tensors
 
 
 def call_model(model: nn.Module, x: Inputs) -> Tensor:
-    """Return the output of a network, or its logits."""
+    """Return the output of a network, its logits, or its first floating tensor."""
     x = map_tensors(x, lambda tensor: tensor.detach().clone())
-    raw = model(*x) if isinstance(x, tuple) else model(**x) if isinstance(x, Mapping) else model(x)
-    output: Tensor = read_output(raw, x, None)
-    return output
+    return output_tensor(network_inputs.call_model(model, x))[1]
 
 
 @contextmanager
