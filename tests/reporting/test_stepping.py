@@ -14,6 +14,7 @@ import pytest
 import featlearn as fl
 from featlearn.record import Run, RunWriter
 from featlearn.reporting.page import report
+from featlearn.reporting.pictures import cosines
 from tests.reporting.browser import CHROMIUM, DRIVER, Browser
 from tests.reporting.runs import HOSTILE, by_hand, watched
 
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="chromium and chromedriver are not installed"),
 ]
 
-OPEN = "for (const one of document.querySelectorAll('details.fold')) one.open = true"
+OPEN = "for (const one of document.querySelectorAll('[role=tabpanel]')) one.hidden = false"
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def copied(browser: Browser, selector: str) -> list[list[str]]:
 def test_one_slider_moves_every_picture_every_spectrum_and_every_cursor(browser: Browser, one: Path, rich: Run):
     opened(browser, one)
     moving = [
-        "#figure-kernels canvas",
+        "#figure-kernels canvas[data-moves]",
         "#figure-specialization canvas[data-moves]",
         "#chart-spectrum canvas",
         "#chart-power canvas",
@@ -131,7 +132,7 @@ def test_one_slider_moves_every_picture_every_spectrum_and_every_cursor(browser:
     found, expected = browser.script(place)
     assert found == pytest.approx(expected, abs=1.0)
     assert words(browser, "#figure-spectrum .legend button") == ["step 12", "step 0"]
-    assert all(said.startswith("step 12: ") for said in words(browser, "#figure-kernels .range"))
+    assert all(said == "step 12" for said in words(browser, "#figure-kernels .picture:last-child .range"))
     at(browser, rich.arrays["kernel"][-1])
     assert [pixels(browser, selector) for selector in moving] == last
 
@@ -150,7 +151,10 @@ def test_what_is_drawn_is_the_measurement_of_the_step(browser: Browser, one: Pat
 def test_runs_show_their_latest_measurement_and_say_which(browser: Browser, two: Path, short: Run):
     opened(browser, two)
     at(browser, 40)
-    assert [said.split(":")[0] for said in words(browser, "#figure-kernels .range")] == ["step 40", "step 24"]
+    assert [said.split(":")[0] for said in words(browser, "#figure-kernels .picture:last-child .range")] == [
+        "step 40",
+        "step 24",
+    ]
     assert words(browser, "#figure-spectrum .readout") == ["rich: step 40, short: step 24"]
     exact, earlier = words(browser, "#figure-ntk-norm .legend .value")
     assert re.fullmatch(r"[\d.e-]+", exact)
@@ -170,7 +174,7 @@ def test_runs_show_their_latest_measurement_and_say_which(browser: Browser, two:
         assert float(number) == pytest.approx(short.scalar(names[kind])[1][-1], rel=1e-3)
     assert words(browser, "#figure-alignment .readout") == [""]
     at(browser, 0)
-    assert {said.split(":")[0] for said in words(browser, "#figure-kernels .range")} == {"step 0"}
+    assert set(words(browser, "#figure-kernels .picture:last-child .range")) == {"step 0"}
 
 
 def test_the_slider_is_moved_by_keyboard(browser: Browser, one: Path):
@@ -182,7 +186,7 @@ def test_the_slider_is_moved_by_keyboard(browser: Browser, one: Path):
     told = "[document.getElementById('step').getAttribute('aria-valuetext'), "
     told += "document.getElementById('step-shown').textContent]"
     assert browser.evaluate(told) == ["step 1", "step 1"]
-    assert "at step 1:" in browser.evaluate("document.querySelector('#figure-kernels canvas').ariaLabel")
+    assert "at step 1:" in browser.evaluate("document.querySelector('#figure-kernels canvas[data-moves]').ariaLabel")
     browser.keys("Space")  # plays
     until = time.monotonic() + 20
     while browser.evaluate(told)[0] == "step 1":
@@ -342,11 +346,12 @@ def test_a_heat_map_is_copied_at_the_step_that_is_shown(browser: Browser, two: P
     assert rows[0] == ["run", "step", "sample, by target", *map(str, range(30))]
     for name, run, step in (("rich", rich, 40), ("short", short, 24)):
         own = [row for row in rows[1:] if row[0] == name]
-        assert {row[1] for row in own} == {str(step)}
+        assert {row[1] for row in own} == {"0", str(step)}
         labels = run.array("targets", 0)["y"].argmax(1)
         order = numpy.argsort(labels, kind="stable")
-        expected = run.array("kernel", step)["mean"][numpy.ix_(order, order)]
-        assert [[float(v) for v in row[3:]] for row in own] == expected.tolist()
+        expected = cosines(run.array("kernel", step)["mean"].astype(float))[numpy.ix_(order, order)]
+        shown = [[float(v) for v in row[3:]] for row in own if row[1] == str(step)]
+        assert shown == expected.astype(numpy.float32).tolist()
 
 
 def test_a_band_has_columns_of_its_own(browser: Browser, tmp_path: Path):
