@@ -22,7 +22,7 @@ REGISTRIES = {
 CACHES = {
     "featlearn.citations": {"bibliography", "sources"},  # a file of the package
     "featlearn.contraction.gram": {"cheaper_route"},  # arithmetic with sizes
-    "featlearn.contraction.hardware": {"cache_bytes", "_measured"},  # facts about the machine
+    "featlearn.contraction.hardware": {"cache_bytes"},  # facts about the machine
     "featlearn.planning.memory": {"keep_released_memory"},  # done once in a process
     "featlearn.network.state": {"_kind_of"},  # facts about types
     "featlearn.network.write_guard": {"_written"},  # facts about ops

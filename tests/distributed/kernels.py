@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from featlearn.contraction import hardware, proportional_outputs
+from featlearn.contraction import proportional_outputs
 from featlearn.contraction.factors import Dense, Factors
 from featlearn.gradients.directions import Directions
 from featlearn.kernel import divided_execution
@@ -45,16 +45,6 @@ def exchanged_by(kind: str | None) -> Iterator[set[str]]:
         yield found
     finally:
         SharedKernel.sliced = before
-
-
-@contextmanager
-def same_hardware() -> Iterator[None]:
-    """Costs of a machine: every process would time its own."""
-    before, hardware._measured = hardware._measured, lambda *_: 8.0
-    try:
-        yield
-    finally:
-        hardware._measured = before
 
 
 def assert_divided(found: Any, expected: Any, size: int) -> None:
@@ -141,7 +131,7 @@ def weights_in_another_order_that_some_ranks_do_not_use(rank: int, size: int) ->
     try:
         for samples, second, memory in ((32, inputs(5, 32, 64, seed=3), None), (32, None, None), (29, None, "4MB")):
             formed.clear()
-            with exchanged_by("ring"), same_hardware():
+            with exchanged_by("ring"):
                 found = ntk(model, x[:samples], x2=second, memory=memory, group="world")
             assert_divided(found, ntk(model, x[:samples], x2=second), size)
             assert memory is not None or "heads" in formed
@@ -172,8 +162,7 @@ def many_positions() -> nn.Module:
 
 @on_ranks(2, 4)
 def the_exchange_is_that_of_the_plan(rank: int, size: int) -> None:
-    with same_hardware():
-        expect_planned_exchanges(size)
+    expect_planned_exchanges(size)
 
 
 def expect_planned_exchanges(size: int) -> None:
@@ -202,12 +191,11 @@ def expect_planned_exchanges(size: int) -> None:
 def columns_in_blocks_travel_around_a_ring(rank: int, size: int) -> None:
     """Few rows are held at once, many columns are not."""
     model, x, x2 = many_positions(), inputs(4, 16, 44), inputs(200, 16, 44, seed=3)
-    with same_hardware():
-        for memory in (400_000, 10**8):
-            with exchanged_by(None) as sliced:
-                found = ntk(model, x, x2=x2, memory=memory, group="world")
-            assert_divided(found, ntk(model, x, x2=x2), size)
-            assert ("0.weight" in sliced) == (memory == 10**8), (memory, sliced)
+    for memory in (400_000, 10**8):
+        with exchanged_by(None) as sliced:
+            found = ntk(model, x, x2=x2, memory=memory, group="world")
+        assert_divided(found, ntk(model, x, x2=x2), size)
+        assert ("0.weight" in sliced) == (memory == 10**8), (memory, sliced)
 
 
 @on_ranks(2)

@@ -1,24 +1,24 @@
-"""Speed of matrix and elementwise products, measured once per process and device, and cache sizes."""
+"""Relative cost of matrix and elementwise products, and cache sizes."""
 
-import math
 import re
-import time
 from functools import lru_cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 LITTLE = 2**27
 """Bytes of memory assumed to be available without a query, which would be slow for small kernels."""
+ELEMENTWISE_COST = {"cpu": 8.0, "cuda": 64.0}
+"""Cost of an element of an elementwise product, in multiply-adds of a matrix product.
+
+Constant, within a factor of two or so of what CPUs and an H200 need: a measured value changes with the load of the
+machine, and with it the route of a contraction and the last digits of a kernel.
+"""
 
 
 def elementwise_cost(device: torch.device) -> float:
-    """Return the cost of an element of an elementwise product, in multiply-adds of a matrix product.
-
-    It is rounded to a power of two, so that choices based on it rarely change between runs.
-    """
-    return _measured(device.type, device.index)
+    """Return the cost of an element of an elementwise product, in multiply-adds of a matrix product."""
+    return ELEMENTWISE_COST.get(device.type, ELEMENTWISE_COST["cpu"])
 
 
 @lru_cache
@@ -33,33 +33,3 @@ def cache_bytes(level: int) -> int:
         except (OSError, ValueError):
             break
     return defaults[level]
-
-
-@lru_cache
-def _measured(kind: str, index: int | None) -> float:
-    if kind not in ("cpu", "cuda"):
-        return 8.0  # other devices are not measured; within a factor of two on tested CPUs
-    device = torch.device(kind, index) if index is not None else torch.device(kind)
-    size = 384 if kind == "cpu" else 4096
-    with torch.no_grad():
-        a, b = (torch.full((size, size), 0.5, dtype=torch.float32, device=device) for _ in range(2))
-        product = min(_seconds(a, b, multiply=True) for _ in range(3)) / size**3
-        element = min(_seconds(a, b, multiply=False) for _ in range(3)) / size**2
-    ratio = min(max(element / max(product, 1e-15), 2.0), 256.0)  # product is 0 if the clock did not advance
-    return 2.0 ** round(math.log2(ratio))
-
-
-def _seconds(a: Tensor, b: Tensor, *, multiply: bool) -> float:
-    """Time a matrix product, or an elementwise product added to a third matrix, in seconds."""
-    out = torch.empty_like(a)
-    if a.is_cuda:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(a.device)
-        begin.record()
-        _ = torch.mm(a, b, out=out) if multiply else out.addcmul_(a, b)
-        end.record()
-        torch.cuda.synchronize(a.device)
-        return float(begin.elapsed_time(end)) / 1e3
-    start = time.perf_counter()
-    _ = torch.mm(a, b, out=out) if multiply else out.addcmul_(a, b)
-    return time.perf_counter() - start
