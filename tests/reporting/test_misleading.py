@@ -52,6 +52,19 @@ def test_a_correlation_and_that_of_the_change_are_told_apart(tmp_path: Path):
     assert not any("weight change" in name for name in table.head)
 
 
+def test_an_output_layer_has_no_share_of_learning(tmp_path: Path):
+    """Its gradients never change, so that the number says nothing."""
+    scalars = {
+        f"features/{name}/{kind}": [math.nan, 0.9] for name in ("a", "b") for kind in ("centered", "centered_share")
+    }
+    scalars |= {"features/a/double_centered": [math.nan, 0.5], "features/b/double_centered": [math.nan, math.nan]}
+    scalars |= {f"weights/{name}/distance": [0.0, 0.5] for name in ("a", "b")}
+    table = layers(groups(by_hand(tmp_path / "run", scalars, [0, 9]), points=50)).blocks[0]
+    cells = {row[0]: row[table.head.index("learned")] for row in table.body}
+    assert cells["a"].value == 0.9
+    assert cells["b"] == "–"
+
+
 @pytest.fixture(scope="module")
 def noise(tmp_path_factory: pytest.TempPathFactory):
     """A network that memorizes random labels of noise."""

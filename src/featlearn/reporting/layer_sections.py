@@ -244,6 +244,12 @@ def _value(name: str) -> Column:
     return lambda group, layer: float(getattr(group.diagnosis.layers.get(layer), name, math.nan))
 
 
+def _learned(group: RunGroup, layer: str) -> float:
+    """Return how much training made of a layer's agreement with its gradients; nan for an output layer."""
+    learning = group.diagnosis.layers.get(layer)
+    return math.nan if learning is None or learning.readout else learning.centered_share
+
+
 def _scalar(name: str, at: int) -> Column:
     """Return a column of a recorded scalar: its mean over runs at the start (0) or the end (-1)."""
 
@@ -254,7 +260,7 @@ def _scalar(name: str, at: int) -> Column:
 
 
 _COLUMNS: Mapping[str, Column] = {
-    "learned": _value("centered_share"),
+    "learned": _learned,
     "weights moved, |W − W₀| / |W₀|": _value("distance"),
     "its input moved": _scalar("moved", -1),
     SUMMED: _value("kernel_share"),
@@ -267,7 +273,7 @@ _COLUMNS: Mapping[str, Column] = {
 
 def effect(group: RunGroup, layer: str) -> float:
     """Return how much a layer learned: the share of its agreement with gradients that training made; 0 if unknown."""
-    share = _value("centered_share")(group, layer)
+    share = _learned(group, layer)
     return share if math.isfinite(share) else 0.0
 
 
