@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "signatures": {"errors"},
     "linalg": {"errors", "shapes"},
     "losses": {"errors", "shapes"},
-    "readouts": {"errors", "shapes", "losses"},
+    "readouts": {"errors", "shapes", "losses", "signatures"},
     "contraction": {"errors", "shapes", "torch_internals"},
     "graph": {"errors", "torch_internals"},
     "ops": {"errors", "torch_internals", "contraction", "graph"},

@@ -207,7 +207,7 @@ def test_gtsrb_reads_lists_and_pictures(signs: Path):
         ("/etc/passwd", 3, "has the row 2"),
         ("..", 3, "has the row 2"),
         ("00000_00000.ppm", 43, "has the row 2"),
-        ("other.ppm", 3, "no other.ppm"),
+        ("other.ppm", 3, "other.ppm not found"),
     ],
 )
 def test_wrong_lists_of_signs_are_refused(signs: Path, name: str, label: int, words: str):

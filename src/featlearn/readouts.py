@@ -14,6 +14,7 @@ from torch.nn.functional import logsigmoid
 
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.losses import Loss, function
+from featlearn.signatures import name_keywords
 
 __all__ = ["correct_logit", "last_token", "loss", "next_token", "segmentation", "token"]
 
@@ -186,6 +187,7 @@ def loss(loss: Loss, key: Hashable) -> Callable[[Any, Any], Tensor]:
     return read
 
 
+@name_keywords()
 def next_token(
     targets: Tensor | Hashable = None, *, shift: bool | None = None, ignore_index: int = -100
 ) -> "LogProbability":
@@ -208,6 +210,7 @@ def next_token(
     return LogProbability("next_token", targets, shift=shift, ignore_index=ignore_index)
 
 
+@name_keywords()
 def segmentation(targets: Tensor | Hashable = None, *, ignore_index: int = -100) -> "LogProbability":
     """Return a readout that gives the mean log-probability of each image's labels: (P,) from logits (P, C, H, W).
 

@@ -543,8 +543,8 @@ def test_embedding_tables_and_tied_heads_are_left_out_and_named():
     head.weight = table.weight
     found = fl.neural_features(Net(forward, table=table, body=linear(4, 4), head=head), torch.randint(6, (5, 3)))
     assert list(found) == ["body"]
-    assert found.left_out == {"table.weight": "rows of it are looked up, as in an embedding table"}
-    assert "left out: table.weight: rows of it are looked up" in str(found)
+    assert found.left_out == {"table.weight": "its rows are looked up, as in an embedding table"}
+    assert "left out: table.weight: its rows are looked up" in str(found)
 
 
 def test_what_goes_to_the_fallback_is_left_out_and_named():
@@ -555,7 +555,7 @@ def test_what_goes_to_the_fallback_is_left_out_and_named():
     found = fl.neural_features(model, torch.randn(5, 4))
     assert list(found) == ["head"]
     assert found.left_out.keys() == {"body.weight"}
-    with pytest.raises(UnsupportedModelError, match=r"body\.weight is not read as a linear map"):
+    with pytest.raises(UnsupportedModelError, match=r"body\.weight is not a linear map"):
         fl.neural_features(model, torch.randn(5, 4), layers="body")
 
 

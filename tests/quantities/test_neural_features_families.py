@@ -148,7 +148,7 @@ def test_an_encoder_with_a_decoder():
     ):
         assert found[layer].rows == rows
         assert_features(found[layer], features(model, x, f"{layer}.weight", readout=readout), 1e-5)
-    assert found.left_out["shared.weight"] == "rows of it are looked up, as in an embedding table"
+    assert found.left_out["shared.weight"] == "its rows are looked up, as in an embedding table"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

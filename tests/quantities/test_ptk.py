@@ -178,7 +178,7 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(MemoryBudgetError, match=r"the gradients at 0 take .*take fewer samples"):
         fl.quantities.ptk(model, torch.randn(500, 4), layer="0", memory="60KB")
     table = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(8, 2))
-    with pytest.raises(UnsupportedModelError, match=r"0\.weight is not read as a linear map: rows of it are looked up"):
+    with pytest.raises(UnsupportedModelError, match=r"0\.weight is not a linear map: its rows are looked up"):
         fl.quantities.ptk(table, torch.randint(6, (5, 2)), layer="0")
 
 

@@ -102,8 +102,11 @@ class _Directory:
     def read(self, place: str, most: int) -> bytes | None:
         if self.weight(place) is None:  # pipes and devices do not count as files
             return None
-        with damage(self._path / place), (self._path / place).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with damage(self._path / place), open(self._path / place, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):  # a pipe that took the place of the file since
+                return None
             if size > most:
                 raise RunError(f"it is larger than {most} bytes, expected the file of a run")
             return file.read(size)  # excludes bytes appended meanwhile
@@ -123,6 +126,11 @@ class _Directory:
             if stat.S_ISLNK(status.st_mode):
                 raise RunError(f"{path} is a link, expected a file of the run; replace it by its target")
         return status
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for a writer, as a pipe would."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 class _Archive:

@@ -229,7 +229,7 @@ def _overflow(run: Path, outside: Path) -> None:
         (_deep, "damaged"),
         (_large, "at most"),
         (_long_line, "has a line of more"),
-        (_pipe, "holds no run.json"),
+        (_pipe, "has no run.json"),
         (_newer, "schema 99"),
         (_array, "damaged"),
         (_overflow, "too large"),

@@ -54,7 +54,9 @@ class LiveRuns:
     def progress(self) -> dict[str, Any]:
         """Return one line for each run, and all errors."""
         if time.monotonic() >= self._next_search:
-            self._keys = sorted(_keys(self.path))
+            # a run that was seen stays listed while its folder is there, so that damage to it is told
+            seen = {key for key in self._keys if (self.path / key).is_dir()}
+            self._keys = sorted(seen | set(_keys(self.path)))
             self._next_search = time.monotonic() + SEARCH_PERIOD
         lines, errors, finished = [], dict(self._report_errors), set()
         for key in self._keys[:MOST_RUNS]:
