@@ -305,6 +305,7 @@ def test_the_address_holds_the_state(browser: Browser, page: Path):
 def test_code_and_link_are_copied(browser: Browser, page: Path):
     browser.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     opened(browser, page, "transfer", "?spike=7")
+    browser.devtools("Emulation.setFocusEmulationEnabled", enabled=True)  # only a page with the focus may copy
     for label, expected in (
         ("Copy Python", "fl.theory.transfer.learning_curve"),
         ("Copy link", f"{page.as_uri()}#transfer?spike=7"),
