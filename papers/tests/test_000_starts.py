@@ -23,7 +23,7 @@ def plain(start):
 
     def network(first, second, readout):
         hidden = (x @ first.T / 8).relu()
-        return ((hidden @ second.T * (2 / 9) ** 0.5).relu() @ readout.T / 3).flatten()
+        return ((hidden @ second.T * (start.variances[1] / 9) ** 0.5).relu() @ readout.T / 3).flatten()
 
     outputs, kernels, first = [], [], network(*weights) if start.zero else torch.zeros(())
     for step in range(SETUP.steps + 1):
@@ -43,7 +43,7 @@ def norm_of_mean(kernel):
     return numpy.linalg.norm(numpy.einsum("icjc->ij", kernel.reshape(11, 10, 11, 10)) / 10)
 
 
-@pytest.mark.parametrize("name", ["as in Fig. 1", "small readout", "all three"])
+@pytest.mark.parametrize("name", ["as in Fig. 1", "variances 1", "small readout", "all three"])
 def test_losses_and_frozen_kernels_are_those_of_plain_training(name):
     found = starts.trained(SETUP, starts.STARTS[name], Context(seed=1, folder=None))
     outputs, first, last, y = plain(starts.STARTS[name])

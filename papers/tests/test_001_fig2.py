@@ -153,3 +153,19 @@ def test_curves_are_read_where_the_loss_first_is_at_a_level():
     runs = Runs([0], [{"steps": numpy.array([0, 1, 3, 7, 15]), "loss": loss, "curve": curve}])
     assert fig2.reached(runs, 0.6, "curve")[0] == pytest.approx([1 + 2 / 3, numpy.nan], nan_ok=True)
     assert fig2.reached(runs, 0.6, "steps")[0, 0] == pytest.approx(1 + 2 * 2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "answer"),
+    [
+        ([9.0, 5.0, 2.0], True),
+        ([numpy.nan, numpy.nan, 2.0], True),
+        ([numpy.nan, 5.0, 2.0], True),
+        ([9.0, numpy.nan, 2.0], False),
+        ([9.0, 5.0, numpy.nan], False),
+        ([numpy.nan] * 3, False),
+        ([5.0, 9.0, 2.0], False),
+    ],
+)
+def test_a_level_that_is_never_reached_ranks_last(steps, answer):
+    assert fig2.speeds_up(numpy.array([steps])).tolist() == [answer]

@@ -6,6 +6,7 @@ import numpy
 import pytest
 import torch
 
+from featlearn.errors import InputValueError
 from featlearn_papers.frame.context import Context
 from featlearn_papers.frame.runs import Runs
 from featlearn_papers.paper_002 import figE2
@@ -35,6 +36,12 @@ def test_coordinates_of_the_span_change_no_product_of_inputs():
     assert torch.allclose(given.test_x @ given.x.T, images.test_x @ images.x.T, atol=1e-3)
     # whitened, fewer samples than pixels: orthogonal
     assert torch.allclose(given.exact @ given.exact.T, 20 * torch.eye(20, dtype=torch.float64), atol=1e-6)
+
+
+def test_images_that_span_fewer_directions_than_they_are_many_are_refused():
+    """64 pixels, some of them always empty: 70 digits cannot be orthogonal."""
+    with pytest.raises(InputValueError, match=r"70 images of digits span \d+ directions"):
+        figE2.task(replace(SETUP, samples=70), CONTEXT)
 
 
 def test_all_batches_are_read_where_they_are_asked_for():

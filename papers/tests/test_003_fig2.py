@@ -29,6 +29,16 @@ def correlation(a, b, centered):
     return float((a * b).sum() / (a.norm() * b.norm()))
 
 
+def test_pixels_are_standardized_by_the_training_images(context):
+    (x, _), (test_x, _) = tracking.image_pairs(replace(IMAGES, standardized=True), context)
+    (raw, _), (raw_test, _) = tracking.image_pairs(IMAGES, context)
+    assert float(raw.min()) >= 0.0
+    assert float(x.mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(x.double().std(correction=0)) == pytest.approx(1.0, rel=1e-6)
+    expected = (raw_test - raw.mean()) / raw.std(correction=0)
+    torch.testing.assert_close(test_x, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_perceptron_is_followed_as_its_jacobian_says(context):
     found = tracking.perceptron(IMAGES, context)
     assert found["steps"] == [1, 2, 3, 4]  # 40 images make two batches of 16 an epoch

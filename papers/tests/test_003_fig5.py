@@ -37,11 +37,12 @@ def numbers():
     return {name: as_array(values, name) for name, values in found.items()}
 
 
-def start(decay, scale, rotated=True):
+def start(decay, scale, rotated=True, layers="hidden.0"):
     """Task and weights in double, as the experiment begins."""
     variances, basis = spectra.eigenvalues(6, decay), spectra.eigenbasis(context(), 6, rotated)
     task = spectra.rotated_chain(context(), 22, 9, variances, basis, degree=3)
-    weights = [w.detach().double().numpy() for w in chain.network(context(), task, 8, scale).parameters()]
+    model = chain.network(context(), task, 8, scale, layers=layers)
+    weights = [weight.detach().double().numpy() for weight in model.parameters()]
     return [part.double().numpy() for part in task[:4]], weights
 
 
@@ -70,10 +71,13 @@ def rho(a, b, kind):
     return (a * b).sum() / numpy.linalg.norm(a) / numpy.linalg.norm(b)
 
 
-@pytest.mark.parametrize(("place", "rotated"), [("", True), ("axes/", False)])
+@pytest.mark.parametrize(
+    ("place", "rotated", "layers"),
+    [("", True, "hidden.0"), ("all/", True, "hidden.*"), ("axes/", False, "hidden.0")],
+)
 @pytest.mark.parametrize(("d", "s"), [(0, 0), (1, 1), (1, 0)])
-def test_numbers_are_those_of_descent_written_out(numbers, d, s, place, rotated):
-    (x, y, x_test, y_test), begin = start(SETUP.decays[d], SETUP.scales[s], rotated)
+def test_numbers_are_those_of_descent_written_out(numbers, d, s, place, rotated, layers):
+    (x, y, x_test, y_test), begin = start(SETUP.decays[d], SETUP.scales[s], rotated, layers)
     end = descended(begin, x, y, SETUP.steps, SETUP.lr)
     assert numbers[f"{place}train"][d, s, -1] == pytest.approx(((gradients(end, x)[0] - y) ** 2).mean(), rel=1e-4)
     test = ((gradients(end, x_test)[0] - y_test) ** 2).mean()
@@ -112,6 +116,9 @@ def test_networks_of_a_seed_begin_alike_but_for_the_factor():
     (_, large), (_, small) = start(1.0, 1.0), start(2.0, 0.1)
     assert large[0] == pytest.approx(10 * small[0], rel=1e-6)
     assert (large[1] == small[1]).all()
+    _, whole = start(2.0, 0.1, layers="hidden.*")
+    assert large[1] == pytest.approx(10 * whole[1], rel=1e-6)
+    assert (large[2] == whole[2]).all()
     assert float(torch.tensor(large[0]).abs().max()) <= 1 / 6**0.5
 
 

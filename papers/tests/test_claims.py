@@ -106,6 +106,11 @@ def test_spread_and_difference():
     assert claim([0.3], (None, None), paper="about a third").difference is None
 
 
+def test_a_cause_is_given_for_a_failure_alone():
+    assert claim([0.1, 0.1], (None, 0.15), cause="It is so.").to_json()["cause"] is None
+    assert claim([0.3, 0.3], (None, 0.15), cause="It is so.").to_json()["cause"] == "It is so."
+
+
 def test_the_fields_and_nothing_that_json_does_not_have():
     found = claim([math.nan], (None, 2.0), band_from="trial", check=True).to_json()
     names = ["id", "claim", "paper", "measured", "band", "band_from", "verdict", "holds", "known", "check"]

@@ -108,7 +108,7 @@ class Claim:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the mean over seeds, 90 %; None for fewer than two seeds."""
+        """90 % interval of the mean over seeds; None for fewer than two seeds."""
         return interval(self.each)
 
     @property
@@ -128,7 +128,7 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Whether it holds under the choices that were made."""
+        """True if it holds under the choices that were made."""
         return self.verdict in (Verdict.HOLDS, Verdict.DEPENDS)
 
     def to_json(self, *, enough: bool = True) -> dict[str, Any]:
@@ -152,10 +152,9 @@ class Claim:
             "known": self.known,
             "check": self.check,
             "interval": None if bounds is None else [finite(bound) for bound in bounds],
-            "cause": self.cause,
+            "cause": self.cause if verdict is Verdict.FAILS else None,
             "choices": [
-                {"made": one.made, "other": one.other, "verdict": self._considered(one)["verdict"]}
-                for one in self.choices
+                {key: self._considered(choice)[key] for key in ("made", "other", "verdict")} for choice in self.choices
             ],
         }
 
@@ -172,9 +171,10 @@ class Claim:
         }
 
     def _seeds_needed(self) -> int | None:
-        """How many seeds would decide; None where the verdict does not wait for seeds."""
-        waits = self.verdict is Verdict.UNDECIDED and not isinstance(self.band, str)
-        return seeds_needed(self.each, self.band) if waits and not isinstance(self.band, str) else None
+        """Return how many seeds would decide; None where the verdict does not wait for seeds."""
+        if isinstance(self.band, str) or self.verdict is not Verdict.UNDECIDED:
+            return None
+        return seeds_needed(self.each, self.band)
 
     def _considered(self, choice: Choice) -> dict[str, Any]:
         entry: dict[str, Any] = {"made": choice.made, "other": choice.other, "verdict": None}

@@ -167,7 +167,9 @@ def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
     # what is known against a claim is the reason of a failure, and elsewhere a remark
     known = f"Known to fail elsewhere: {claim['known']}" if claim["known"] and claim["holds"] else claim["known"]
     reason = " ".join(
-        filter(None, (claim["cause"], known, _undecided(details), details["why"], *map(_choice, details["choices"])))
+        filter(
+            None, (claim["cause"], known, _open_question(details), details["why"], *map(_choice, details["choices"]))
+        )
     )
     cells: Iterable[str] = (
         claim["claim"],
@@ -186,8 +188,8 @@ def _row(claim: dict[str, Any], details: dict[str, Any]) -> str:
     return f"<tr>{first}{judgment}{''.join(others)}<td>{escape(reason)}</td></tr>"
 
 
-def _undecided(details: dict[str, Any]) -> str:
-    """Why a claim is not judged, or how many seeds would decide it."""
+def _open_question(details: dict[str, Any]) -> str:
+    """Return why a claim is not judged, or how many seeds would decide it."""
     if details["not_judged"] is not None:
         return f"Not judged: {details['not_judged']}."
     return "" if details["seeds_needed"] is None else f"About {details['seeds_needed']} seeds would decide."

@@ -41,7 +41,7 @@ class Result:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many claims there are of each of `claims.KINDS`."""
+        """Count the claims of each of `claims.KINDS`."""
         return counts(self.claims)
 
     @property

@@ -1,8 +1,8 @@
 """Not in the papers: from which start is a network faster than its first kernel at the rate of the last norm?
 
 Shan & Bordelon 2021a, Fig. 1A, shows it ahead of that kernel (aKGD), and from the start that we took for Fig. 1 it is
-not. The paper leaves open how inputs are scaled, how large the readout begins, whether outputs begin at zero, and how
-long it trains: each is tried alone, then all together.
+not. The paper leaves open the variances of the weights, how inputs are scaled, how large the readout begins, whether
+outputs begin at zero, and how long it trains. Each is tried alone, then the last three choices of the start together.
 """
 
 from collections.abc import Iterable
@@ -193,13 +193,13 @@ STARTS_FIGURE = Reproduction(
     id="000/starts",
     about=(
         "Ours. Fig. 1A of Shan & Bordelon 2021a shows a network that learns faster than its first kernel at the rate "
-        "of the last kernel's norm (aKGD). In 000/fig1 it does not. The paper leaves open how pixels are scaled, how "
-        "large the readout begins, whether outputs begin at zero and how long it trains; here each is changed alone, "
-        "then all together: variance 1 in every layer, the default of the library that the authors used; the mean "
+        "of the last kernel's norm (aKGD). In 000/fig1 it does not. The paper leaves open the variances of the "
+        "weights, how pixels are scaled, how large the readout begins, whether outputs begin at zero and how long it "
+        "trains. Changed alone: variance 1 in every layer, the default of the library that the authors used; the mean "
         "image subtracted; first readout weights divided by 10; first outputs subtracted, as infinitely wide networks "
-        "have none on average. Network, data, rate and frozen kernels, between all pairs of outputs, are those of "
-        "000/fig1; 20000 steps (3000, and 200 samples, at laptop scale). Kernels and alignment with Y Y^T are means "
-        "over outputs, centered."
+        "have none on average. The last three are also changed together. Network, data, rate and frozen kernels, "
+        "between all pairs of outputs, are those of 000/fig1; 20000 steps (3000, and 200 samples, at laptop scale). "
+        "Kernels and alignment with Y Y^T are means over outputs, centered."
     ),
     experiment=EXPERIMENT,
     plot=plot,

@@ -136,10 +136,14 @@ def rises(values: Any) -> Any:
 
 
 def speeds_up(steps: Any) -> Any:
-    """Return for each seed whether steps (S, gammas) fall with gamma, where a level never reached (NaN) ranks last."""
+    """Return for each seed whether steps (S, gammas) to a level fall with gamma.
+
+    NaN stands for a level that is never reached, and ranks last. The largest gamma must reach it.
+    """
     ranked = numpy.where(numpy.isnan(steps), numpy.inf, steps)
     pairs = zip(ranked.T[:-1], ranked.T[1:], strict=True)
-    return numpy.all([(after < before) | numpy.isinf(before) for before, after in pairs], axis=0)
+    falling = numpy.all([(after < before) | numpy.isinf(before) for before, after in pairs], axis=0)
+    return falling & numpy.isfinite(ranked[:, -1])
 
 
 def first_fall(runs: Runs) -> Any:

@@ -257,8 +257,9 @@ TRAINING = (
     "schedule (rate up to 0.005 over 100 steps, then down to 0.0001 along a cosine). VGG has rate 0.1 with momentum "
     "0.9 for the paper's rate 1, at full width 0.03 with one epoch of rising rate (at 0.1 two of three seeds "
     "overflowed), and starts by Kaiming's rule and a small readout: from torch's default a small one did not learn in "
-    "300 steps, at rate 1 it diverged or hardly learned. Rates were chosen by the loss of one seed. K is measured on "
-    "1000 images (the authors: all for perceptrons), VGG's on 256 (theirs: 1000); 128 and 64 at laptop scale."
+    "300 steps, at rate 1 it diverged or hardly learned. Rates were chosen by the loss of one seed, before pixels were "
+    "standardized. K is measured on 1000 images (the authors: all for perceptrons), VGG's on 256 (theirs: 1000); 128 "
+    "and 64 at laptop scale."
 )
 """how the networks of Fig. 2 are trained, which 13, 14 and 15 show as well"""
 
