@@ -88,6 +88,7 @@ _SUBMODULES = (
     "steer",
     "theory",
 )
+__all__ = [*_HOME, *_SUBMODULES]
 
 
 def __getattr__(name: str) -> object:
@@ -103,4 +104,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(["__version__", *_HOME, *_SUBMODULES])
+    return sorted(["__version__", *__all__])

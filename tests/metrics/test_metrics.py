@@ -279,6 +279,7 @@ def test_constant_arrays_have_no_correlation(count: int, value: float):
 def test_event_times():
     times = torch.tensor([0.0, 1.0, 3.0, 7.0])
     assert metrics.time_to(times, torch.tensor([0.0, 0.5, 0.9, 1.0]), 0.9) == pytest.approx(3.0)
+    assert metrics.time_to(times.tolist(), [0.0, 0.5, 0.9, 1.0], 0.9) == pytest.approx(3.0)
     assert metrics.time_to(times, torch.tensor([0.0, 0.5, 1.0, 1.0]), 0.75) == pytest.approx(2.0)
     assert metrics.time_to(times, torch.tensor([4.0, 3.0, 1.0, 0.0]), 0.5, of="initial") == pytest.approx(2.0)
     assert math.isnan(metrics.time_to(times, torch.tensor([4.0, 3.0, 3.0, 3.0]), 0.5, of="initial"))
@@ -343,6 +344,7 @@ BAD = {
     "negative values": lambda: metrics.power_law(-torch.ones(9), 1, 9),
     "kernels of other size": lambda: metrics.kernel_distance(K, K[:2, :2]),
     "a share of an interference": lambda: metrics.interference(K),
+    "times as words": lambda: metrics.time_to(["a", "b"], torch.ones(2), 0.5),
     "times out of order": lambda: metrics.time_to(torch.tensor([1.0, 0.0]), torch.ones(2), 0.5),
     "an unknown kind": lambda: metrics.correlation(K, K, kind="spearman"),
     "an unknown event": lambda: metrics.time_to(torch.arange(2.0), torch.ones(2), 0.5, of="best"),

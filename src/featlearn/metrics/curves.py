@@ -1,5 +1,6 @@
 """Curves over time: crossing times, log-log slopes, and agreement of two predictors."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -9,9 +10,12 @@ from featlearn.errors import InputValueError
 from featlearn.linalg.correlation import correlation
 from featlearn.shapes import checked_number, checked_tensor, ratio, scaled
 
+Values = Tensor | Sequence[float]
+"""One number per time."""
 
-def _curve(times: Tensor, values: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    t, v = checked_tensor(times, "times"), checked_tensor(values, name)
+
+def _curve(times: Values, values: Values, name: str) -> tuple[Tensor, Tensor]:
+    t, v = _vector(times, "times"), _vector(values, name)
     if t.dim() != 1 or t.shape != v.shape or len(t) < 2:
         raise InputValueError(
             f"times have shape {tuple(t.shape)} and {name} {tuple(v.shape)}, expected equal length, at least two"
@@ -21,7 +25,13 @@ def _curve(times: Tensor, values: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return t, v.to(t.device)
 
 
-def time_to(times: Tensor, values: Tensor, fraction: float, of: Literal["final", "initial"] = "final") -> float:
+def _vector(values: Values, name: str) -> Tensor:
+    if isinstance(values, list | tuple) and all(isinstance(value, int | float) for value in values):
+        values = torch.tensor(values, dtype=torch.float64)
+    return checked_tensor(values, name)
+
+
+def time_to(times: Values, values: Values, fraction: float, of: Literal["final", "initial"] = "final") -> float:
     """Return the first time a curve reaches `fraction` of its final (or initial) value, by linear interpolation.
 
     `time_to(t, alignment, 0.9)` is t_90 of an alignment; `time_to(t, loss, 0.5, of="initial")` is the half-loss time.
@@ -45,7 +55,7 @@ def time_to(times: Tensor, values: Tensor, fraction: float, of: Literal["final",
     return float(t[i - 1] + share * (t[i] - t[i - 1]))
 
 
-def log_slope(times: Tensor, loss: Tensor) -> Tensor:
+def log_slope(times: Values, loss: Values) -> Tensor:
     """Compute the local exponent d log loss / d log time at every time, by central differences.
 
     The slope is -a if the loss falls as t^-a. It is nan where time or loss is not positive.
