@@ -273,6 +273,16 @@ def test_chunks_of_different_kinds(kind: type[nn.Module], memory: str, late: int
     assert float((found - expected).abs().max()) <= 1e-12 * float(expected.abs().max())
 
 
+@pytest.mark.parametrize("kind", [Heads, Twice, Experts])
+@pytest.mark.parametrize("memory", ["40kB", None])
+def test_probes_of_different_kinds(kind: type[nn.Module], memory: str | None):
+    """Outputs are proportional in each probe alone, by other shares."""
+    model, x, expected = changing_batch(kind, 17)
+    for rows, columns in ((slice(17), slice(17, 31)), (slice(3, 31), slice(0, 20))):
+        found = fl.ntk(model, x[rows], x2=x[columns], memory=memory)
+        assert float((found - expected[rows, columns]).abs().max()) <= 1e-12 * float(expected.abs().max())
+
+
 @pytest.mark.parametrize("small", [1e-20, 1e-16, 3e-15])
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_units_that_are_tiny_at_first_and_large_later_count_once(small: float, chunks: int):

@@ -110,19 +110,26 @@ class KernelExecution:
         rows, columns = (sample_blocks(batch.samples, group.block) for batch in (batches[0], batches[-1]))
         for chosen in self.direction_blocks(group):
             for i in rows:
+                # The shares of outputs are those of the rows: they must serve all columns.
+                shared = self._directions.mode == "sum" and chosen == slice(0, self._directions.count)
+                proportional = ProportionalOutputs() if shared else None
+                captured = self.gathered(batches[0], i, chosen, group, progress, proportional)
                 if total.symmetric and len(rows) == 1:
-                    # Between blocks nothing could be taken back.
-                    proportional = ProportionalOutputs() if self._directions.mode == "sum" else None
-                    captured = self.gathered(batches[0], i, chosen, group, progress, proportional)
                     total.add_diagonal(captured, i, chosen)
                     continue
-                left = dict(self.gathered(batches[0], i, chosen, group, progress))
+                left = dict(captured)
+                del captured
                 for j in columns:
                     if total.symmetric and j.start > i.start:
                         break
                     same = total.symmetric and i == j
-                    right = left if same else dict(self.gathered(batches[-1], j, chosen, group, progress))
-                    for name in (name for name in left if name in right):
+                    right = left if same else dict(self.gathered(batches[-1], j, chosen, group, progress, proportional))
+                    names = [name for name in left if name in right]
+                    if any(left[name].directions != right[name].directions for name in names):
+                        proportional = None  # from here on, every output by itself
+                        left = dict(self.gathered(batches[0], i, chosen, group, progress))
+                        right = dict(self.gathered(batches[-1], j, chosen, group, progress))
+                    for name in names:
                         total.add(name, left[name], right[name], i, j, chosen)
 
     def gathered(
