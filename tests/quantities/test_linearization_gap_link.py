@@ -74,6 +74,26 @@ class Likelihood(nn.Module):
         return x.log_softmax(1).gather(1, torch.ones(len(x), 1, dtype=torch.long))[:, 0]
 
 
+class Written(nn.Module):
+    """A function of the (n, C) outputs of a layer, written op by op."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def shifted_exponential(z: Tensor) -> Tensor:
+    return (z - z.amax(1, keepdim=True)).exp()
+
+
+def written_softmax(z: Tensor) -> Tensor:
+    exponential = shifted_exponential(z)
+    return exponential / exponential.sum(1, keepdim=True)
+
+
 def perceptron() -> nn.Module:
     return nn.Sequential(nn.Linear(D, 7), nn.Tanh(), nn.Linear(7, C))
 
@@ -91,6 +111,9 @@ LINKS = {
     "normalization": Normalize(),
     "log-probability": Likelihood(),
     "softplus": nn.Softplus(),
+    "shifted exp": Written(shifted_exponential),
+    "written softmax": Written(written_softmax),
+    "written log softmax": Written(lambda z: z - z.exp().sum(1, keepdim=True).log()),
     "capped": nn.Sequential(nn.Tanh(), nn.LogSoftmax(1)),
 }
 
@@ -239,6 +262,24 @@ def test_a_mask_alone_is_a_link():
     gap = fl.linearization_gap(model, inputs(), before)
     assert gap < 1e-12 < gap.plain
     assert gap.link == ("Where",)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z: z.softmax(1).cumsum(1),
+        torch.special.log_ndtr,
+        lambda z: z.amax(1, keepdim=True),
+        lambda z: z.exp() / z.sigmoid().sum(1, keepdim=True),
+        lambda z: z.abs() / z.abs().sum(1, keepdim=True),
+    ],
+)
+def test_other_functions_get_the_plain_gap(function: Callable[[Tensor], Tensor]):
+    torch.manual_seed(0)
+    model, before = moved(nn.Sequential(nn.Linear(D, C), Written(function)), size=1.0)
+    gap = fl.linearization_gap(model, inputs(), before)
+    assert gap == gap.plain > 0.01
+    assert gap.link == ()
 
 
 def test_parameters_that_enter_behind_it_are_linearized():

@@ -37,6 +37,7 @@ CURVED = _names(
     "Silu Sin Sinh Softmax Softplus Softshrink Sqrt Tan Tanh Threshold"
 )
 """Nonlinear, entry by entry or within a sample. Units that are curved and then added up are hidden units."""
+REDUCING = _names("Amax LinalgVectorNorm Max Mean Norm Sum")
 
 
 def common_nodes(graph: Graph) -> Iterator[Node]:
@@ -63,11 +64,13 @@ def nodes_after(graph: Graph, node: Node) -> set[Node]:
 def nonlinear_ops(graph: Graph, nodes: Collection[Node], gated: Set[Node] = frozenset()) -> list[str]:
     """Return the names of the nonlinear ops among `nodes`, in the order of the forward pass."""
     ordered = [node for node in graph.order if node in nodes]
-    return [op_name(graph.names[node]) for node in ordered if _is_curved(graph, node, gated, likelihoods=True)]
+    return [op_name(graph.names[node]) for node in ordered if is_nonlinear(graph, node, gated, likelihoods=True)]
 
 
-def hidden_units(graph: Graph, nodes: Collection[Node], gated: Set[Node] = frozenset()) -> str:
-    """Return why these ops are no output function, but a layer without weights; empty if they are one.
+def has_hidden_units(graph: Graph, nodes: Collection[Node], gated: Set[Node] = frozenset()) -> bool:
+    """Return whether these ops are a layer without weights, and not an output function.
+
+    Such a layer adds up units behind a nonlinear op, or has an op that is not known as part of an output function.
 
     `gated`: nodes that take a value which depends on the parameters without a gradient, such as a mask.
     """
@@ -79,17 +82,35 @@ def hidden_units(graph: Graph, nodes: Collection[Node], gated: Set[Node] = froze
         name = op_name(graph.names[node])
         children = {child for child, _ in graph.inputs[node]}
         below = not children.isdisjoint(curved)
+        if name in REDUCING and _normalizes(graph, node):
+            curved.add(node)
+            continue
         if name not in LINEAR | MIXING | LIKELIHOODS | CURVED:
-            return f"{name} is not known as part of an output function"
+            return True
         if below and name in MIXING and _adds_up(graph, node):
-            return f"{name} adds up units behind a nonlinear op: they are hidden units"
+            return True
         if below and name in ADDING and len(children & picked) > 1:
-            return f"{name} adds units picked one by one behind a nonlinear op: they are hidden units"
-        if below or _is_curved(graph, node, gated):
+            return True
+        if below or is_nonlinear(graph, node, gated):
             curved.add(node)
         if name in PICKING or not children.isdisjoint(picked):
             picked.add(node)
-    return ""
+    return False
+
+
+def _normalizes(graph: Graph, node: Node) -> bool:
+    """Return whether a reduction is only subtracted from its input, divides it, or is the log of a sum of exponentials.
+
+    So it is in a softmax that is written out.
+    """
+    reduced = graph.inputs[node][0]
+    exponentials = op_name(graph.names[reduced[0]]) == "Exp"
+    for edge in graph.consumers.get(node, ()):
+        name = op_name(graph.names[edge.consumer])
+        shifts = name in ("Sub", "Div") and graph.inputs[edge.consumer][0] == reduced
+        if not shifts and not (name == "Log" and exponentials):
+            return False
+    return node in graph.consumers
 
 
 FORMING = LINEAR | _names(
@@ -111,7 +132,8 @@ def forms_weight(graph: Graph) -> bool:
     return names <= FORMING and (several or not names.isdisjoint(CURVED | {"WeightNormInterface", "LinalgMatrixExp"}))
 
 
-def _is_curved(graph: Graph, node: Node, gated: Set[Node], *, likelihoods: bool = False) -> bool:
+def is_nonlinear(graph: Graph, node: Node, gated: Set[Node], *, likelihoods: bool = False) -> bool:
+    """Return whether an op is nonlinear in what depends on parameters; `likelihoods`: count those as well."""
     name = op_name(graph.names[node])
     if node in gated:
         return True

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from featlearn.errors import FeatlearnError
 from featlearn.graph.graph import Node, build_graph
-from featlearn.graph.link import common_nodes, hidden_units, nodes_after, nonlinear_ops
+from featlearn.graph.link import common_nodes, has_hidden_units, is_nonlinear, nodes_after, nonlinear_ops
 from featlearn.kernel.effective_weights import FormedWeight, Merged, merged_weights, weights_of
 from featlearn.measurement import Measurement
 from featlearn.network.function_calls import Call, Change, ChangedCalls, RecordedCalls
@@ -114,7 +114,10 @@ def _divided(batch: ModelWithInputs, parameters: dict[str, Tensor], link: bool, 
     gated = recorded.gated_nodes() if link else set()
     for node in common_nodes(graph) if link else ():
         after = nodes_after(graph, node)
-        if node not in at or hidden_units(graph, after, gated):
+        # A linearized softmax or exponential is no sensible h: only what adds up units, or comes before, is.
+        if node not in at or is_nonlinear(graph, node, gated, likelihoods=True):
+            continue
+        if has_hidden_units(graph, after, gated):
             continue
         division = Division(names, at[node], tuple(nonlinear_ops(graph, after, gated)), merged)
         exact = division.link and _is_exact(division, batch, parameters, recorded.calls[at[node]].result, outputs)

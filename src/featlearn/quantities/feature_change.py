@@ -17,7 +17,7 @@ from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph, Node, build_graph
-from featlearn.graph.link import GATING, LINEAR, hidden_units, op_name
+from featlearn.graph.link import GATING, LINEAR, has_hidden_units, op_name
 from featlearn.linalg.estimate import Estimate
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
@@ -220,10 +220,10 @@ def _last_maps(chunk: Chunk, at: Mapping[Node, Tensor]) -> Sequence[Node]:
 
 def _adds_up_units(chunk: Chunk, graph: Graph, after: set[Node]) -> bool:
     """Whether these ops are a layer without weights; where a mask decides that, a pass of a few samples shows it."""
-    if hidden_units(graph, after):
+    if has_hidden_units(graph, after):
         return True
     candidates = {node for node in after if op_name(graph.names[node]) in GATING}
-    if not hidden_units(graph, after, candidates):
+    if not has_hidden_units(graph, after, candidates):
         return False
     recorded = RecordedCalls()
     outputs = chunk.batch.outputs(chunk.indices[:FEW], lambda inputs: recorded if inputs else nullcontext())
@@ -231,7 +231,7 @@ def _adds_up_units(chunk: Chunk, graph: Graph, after: set[Node]) -> bool:
     if again.structure.names != graph.structure.names:
         return True
     gated = {graph.order[again.number[node]] for node in recorded.gated_nodes() if node in again.number}
-    return bool(hidden_units(graph, after, gated))
+    return has_hidden_units(graph, after, gated)
 
 
 def _is_adapter(graph: Graph, outer: Node, last: Sequence[Node], at: Mapping[Node, Tensor]) -> bool:

@@ -95,8 +95,9 @@ def linearization_gap(
     It is 0 for lazy training, and near 1 where features were learned:
     ``|f - g(h0 + J0 (theta - theta0))| / |f - f0|``. Here f and f0 are the outputs now and then, and f = g(h). The
     output function g is all that follows the last op with a parameter: a softmax, a sigmoid, a readout that takes a
-    log-probability. J0 is the Jacobian of h at the earlier state. So the gap is 0 for every generalized linear model,
-    and where no nonlinear op follows h it is that of the outputs.
+    log-probability. J0 is the Jacobian of h at the earlier state. So the gap of a linear model behind such a function
+    is 0. Where no nonlinear op follows h, it is the gap of the outputs. The same holds where g is not known as an
+    output function: ops such as `log_ndtr`, sums of nonlinear ops, and several heads with functions of their own.
 
     Outputs are centered over the samples, so that a constant that all outputs learn does not count. All terms have the
     buffers of now, so that averages of BatchNorm that settle do not count. No labels, loss, or optimizer are needed.
