@@ -59,6 +59,21 @@ class Case:
     reason: str
 
 
+CASES: dict[str, Case] = {}
+
+
+def case(
+    name: str, *, expected: tuple[str, ...], before: str, reason: str
+) -> Callable[[Callable[[Path], Trained]], Callable[[Path], Trained]]:
+    """Add a training to the cases; `reason`: of the expected regimes."""
+
+    def add(train: Callable[[Path], Trained]) -> Callable[[Path], Trained]:
+        CASES[name] = Case(train=train, expected=expected, before=before, reason=reason)
+        return train
+
+    return add
+
+
 def trained(
     path: Path,
     model: nn.Module,
@@ -117,6 +132,12 @@ def sgd(model: nn.Module, lr: float, momentum: float = 0.9) -> torch.optim.Optim
 # Linear up to a fixed output function.
 
 
+@case(
+    "log-softmax after a linear model",
+    expected=("lazy",),
+    before="rich",
+    reason="a generalized linear model: the part before the link is linear in its weights",
+)
 def log_softmax(path: Path) -> Trained:
     train, test = tasks.digits(2001, 100, targets="labels")
     model = nn.Sequential(nn.Linear(64, 10), nn.LogSoftmax(1))
@@ -125,6 +146,12 @@ def log_softmax(path: Path) -> Trained:
     return Trained(run=run, reference=gap_of(model, model[0], initial, test.x))
 
 
+@case(
+    "frozen body, trained head, sigmoid",
+    expected=("lazy",),
+    before="rich",
+    reason="linear in the trained weights before the link",
+)
 def frozen_body(path: Path) -> Trained:
     train, test = tasks.digits(2002, 200, targets="odd")
     train, test = (Samples(part.x, (part.y + 1) / 2) for part in (train, test))
@@ -142,6 +169,7 @@ class Exponential(nn.Module):
         return x.exp()
 
 
+@case("Poisson regression", expected=("lazy",), before="rich", reason="linear in the weights before the exponential")
 def poisson(path: Path) -> Trained:
     generator = tasks.generator(2003)
     x = torch.randn(300, 12, generator=generator)
@@ -154,6 +182,9 @@ def poisson(path: Path) -> Trained:
     return Trained(run=run, reference=gap_of(model, model[0], initial, test.x))
 
 
+@case(
+    "readout behind frozen BatchNorm", expected=("lazy",), before="cannot tell", reason="linear in the trained weights"
+)
 def batch_norm_readout(path: Path) -> Trained:
     train, test = tasks.digits(2004, 300)
     body = [nn.Linear(64, 150), nn.ReLU(), nn.BatchNorm1d(150)]
@@ -163,6 +194,12 @@ def batch_norm_readout(path: Path) -> Trained:
     return Trained(run=run, reference=0.0)
 
 
+@case(
+    "head under BatchNorm that is not frozen",
+    expected=("lazy",),
+    before="lazy",
+    reason="linear in the trained weights; statistics move",
+)
 def head_under_batch_norm(path: Path) -> Trained:
     train, test = tasks.digits(2005, 300, raw=True)
     body = [nn.Linear(64, 150), nn.ReLU(), nn.BatchNorm1d(150)]
@@ -174,6 +211,12 @@ def head_under_batch_norm(path: Path) -> Trained:
 # Lazy by an output that is multiplied, or by width.
 
 
+@case(
+    "bfloat16, output x 100",
+    expected=("lazy", "cannot tell"),
+    before="rich",
+    reason="lazy in exact arithmetic; rounding may cover it",
+)
 def low_precision(path: Path) -> Trained:
     train, test = tasks.digits(2006, 100)
     torch.manual_seed(2006)
@@ -183,6 +226,12 @@ def low_precision(path: Path) -> Trained:
     return Trained(run=run)
 
 
+@case(
+    "distillation, output x 100",
+    expected=("lazy",),
+    before="cannot tell",
+    reason="lazy; the entropy of the targets stays",
+)
 def distillation(path: Path) -> Trained:
     train, test = tasks.digits(2007, 200, targets="labels")
     teacher = net.mlp([64, 64, 10])
@@ -199,6 +248,9 @@ def distillation(path: Path) -> Trained:
     return Trained(run=run, reference=linearization_gap(model, initial, copied(model), test.x))
 
 
+@case(
+    "parity, wide network", expected=("lazy",), before="cannot tell", reason="a wide network in the NTK parametrization"
+)
 def parity(path: Path) -> Trained:
     x = torch.randn(260, 16, generator=tasks.generator(2008)).sign()
     train, test = tasks.split(x, x[:, :1] * x[:, 1:2], 200, 60, 2008)
@@ -208,6 +260,7 @@ def parity(path: Path) -> Trained:
     return Trained(run=run, reference=linearization_gap(model, initial, copied(model), test.x))
 
 
+@case("log-softmax, output x 100", expected=("lazy",), before="rich", reason="lazy before the link")
 def lazy_softmax(path: Path) -> Trained:
     train, test = tasks.digits(2009, 100, targets="labels")
     body = fl.steer.scale_output(net.mlp([64, 100, 10]), 100)
@@ -220,6 +273,7 @@ def lazy_softmax(path: Path) -> Trained:
 # Beginnings, adapters, thrown weights, unfreezing, noise.
 
 
+@case("ten steps of Adam", expected=("cannot tell",), before="rich", reason="almost nothing is learned")
 def beginning(path: Path) -> Trained:
     train, test = tasks.digits(2010, 400, targets="labels")
     model = net.mlp([64, 128, 128, 10])
@@ -265,14 +319,17 @@ def adapters(path: Path, rate: float, steps: int) -> Trained:
     return Trained(run=run, reference=linearization_gap(plain, first, merged, test.x))
 
 
+@case("adapters, gentle", expected=("lazy", "mixed"), before="rich", reason="the merged weights move by little")
 def gentle_adapters(path: Path) -> Trained:
     return adapters(path, 2e-4, 150)
 
 
+@case("adapters, strong", expected=("rich",), before="rich", reason="the merged gap is above 0.25")
 def strong_adapters(path: Path) -> Trained:
     return adapters(path, 5e-3, 300)
 
 
+@case("catapult", expected=("rich", "mixed"), before="mixed", reason="the rate is above the stable one")
 def catapult(path: Path) -> Trained:
     train, test = tasks.digits(2012, 80, targets="odd")
     model = net.scaled_mlp([64, 512, 1], 512**-0.5, gain=2**0.5, bias=False)
@@ -283,6 +340,7 @@ def catapult(path: Path) -> Trained:
     return Trained(run=run, reference=linearization_gap(model, initial, copied(model), test.x))
 
 
+@case("gradual unfreezing", expected=("rich",), before="KeyError", reason="hidden layers train from step 200 on")
 def unfreezing(path: Path) -> Trained:
     train, test = tasks.digits(2013, 200, targets="labels")
     model = net.frozen(net.mlp([64, 100, 100, 10]))
@@ -305,6 +363,7 @@ def unfreezing(path: Path) -> Trained:
     return Trained(run=run)
 
 
+@case("labels that are noise", expected=("rich",), before="rich", reason="fits noise; it must not be told to help")
 def noise_labels(path: Path) -> Trained:
     train, test = tasks.digits(2014, 120, targets="labels")
     generator = tasks.generator(2014)
@@ -325,6 +384,7 @@ class Recurrent(nn.Module):
         return self.head(self.cell(x.unflatten(1, (8, 8)))[0][:, -1])
 
 
+@case("LSTM from scratch", expected=("rich",), before="rich", reason="Adam at a usual rate")
 def recurrent(path: Path) -> Trained:
     train, test = tasks.digits(2015, 300, targets="labels")
     model = Recurrent()
@@ -348,6 +408,7 @@ class Autoencoder(nn.Module):
         return self.decoder(mean + draw * (spread / 2).exp())
 
 
+@case("variational autoencoder", expected=("rich",), before="rich", reason="Adam at a usual rate, no classes")
 def variational(path: Path) -> Trained:
     data = tasks.digits(2016, 400)
     train, test = (Samples(part.x, part.x) for part in data)
@@ -359,71 +420,6 @@ def variational(path: Path) -> Trained:
     optimizer = adam(model, 3e-3)
     run = trained(path, model, train, test, loss=bound, optimizer=optimizer, steps=300, batch=64, declared=False)
     return Trained(run=run)
-
-
-CASES = {
-    "log-softmax after a linear model": Case(
-        train=log_softmax,
-        expected=("lazy",),
-        before="rich",
-        reason="a generalized linear model: the part before the link is linear in its weights",
-    ),
-    "frozen body, trained head, sigmoid": Case(
-        train=frozen_body, expected=("lazy",), before="rich", reason="linear in the trained weights before the link"
-    ),
-    "Poisson regression": Case(
-        train=poisson, expected=("lazy",), before="rich", reason="linear in the weights before the exponential"
-    ),
-    "readout behind frozen BatchNorm": Case(
-        train=batch_norm_readout, expected=("lazy",), before="cannot tell", reason="linear in the trained weights"
-    ),
-    "head under BatchNorm that is not frozen": Case(
-        train=head_under_batch_norm,
-        expected=("lazy",),
-        before="lazy",
-        reason="linear in the trained weights; statistics move",
-    ),
-    "bfloat16, output x 100": Case(
-        train=low_precision,
-        expected=("lazy", "cannot tell"),
-        before="rich",
-        reason="lazy in exact arithmetic; rounding may cover it",
-    ),
-    "distillation, output x 100": Case(
-        train=distillation, expected=("lazy",), before="cannot tell", reason="lazy; the entropy of the targets stays"
-    ),
-    "parity, wide network": Case(
-        train=parity, expected=("lazy",), before="cannot tell", reason="a wide network in the NTK parametrization"
-    ),
-    "log-softmax, output x 100": Case(
-        train=lazy_softmax, expected=("lazy",), before="rich", reason="lazy before the link"
-    ),
-    "ten steps of Adam": Case(
-        train=beginning, expected=("cannot tell",), before="rich", reason="almost nothing is learned"
-    ),
-    "adapters, gentle": Case(
-        train=gentle_adapters,
-        expected=("lazy", "mixed"),
-        before="rich",
-        reason="the merged weights move by little",
-    ),
-    "adapters, strong": Case(
-        train=strong_adapters, expected=("rich",), before="rich", reason="the merged gap is above 0.25"
-    ),
-    "catapult": Case(
-        train=catapult, expected=("rich", "mixed"), before="mixed", reason="the rate is above the stable one"
-    ),
-    "gradual unfreezing": Case(
-        train=unfreezing, expected=("rich",), before="KeyError", reason="hidden layers train from step 200 on"
-    ),
-    "labels that are noise": Case(
-        train=noise_labels, expected=("rich",), before="rich", reason="fits noise; it must not be told to help"
-    ),
-    "LSTM from scratch": Case(train=recurrent, expected=("rich",), before="rich", reason="Adam at a usual rate"),
-    "variational autoencoder": Case(
-        train=variational, expected=("rich",), before="rich", reason="Adam at a usual rate, no classes"
-    ),
-}
 
 
 def line_of(name: str, case: Case) -> dict[str, Any]:

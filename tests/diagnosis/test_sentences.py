@@ -65,7 +65,7 @@ def test_a_dead_network_is_called_dead_with_its_layers(tmp_path: Path):
         writer.scalars(step, {"probe/loss": 6.0 / (1 + step), **shares, **gap})
     writer.close()
     diagnosis = diagnose(tmp_path / "run")
-    assert "the network is dead: its outputs are the same for all samples, and no gradient reaches 0, 2" in (
+    assert "the network is dead: its outputs are the same for all samples, and no gradient reaches layers 0 and 2" in (
         diagnosis.headline
     )
 

@@ -68,49 +68,6 @@ SPECIALIZED = Threshold(
 )
 LAYER_CHANGED = Threshold(0.05, 0.05, "mechanism: by choice, a change of alignment or norms by 5 %")
 SETTLED = Threshold(0.25, 0.25, "settled: by choice, an error of a quarter in ln loss")
-MOVED = Threshold(0.02, 0.02, "features: by choice, a relative change of 2 %")
-"""Relative change of the representation that enters the last trained map."""
-STATISTICS_MOVED = Threshold(0.05, 0.05, "statistics: by choice, buffers alone change the features by 5 %")
-LINEAR_IN_WEIGHTS = 1e-3
-"""A gap below this share of the relative change of the weights is that of a model linear in its trained weights."""
-MOVED_OUTPUTS = 0.3
-"""Change of the predictions, relative to what was to be learned, from which enough was learned to judge the regime."""
-SAME_SHAPE = Threshold(
-    0.001,
-    0.02,
-    "shape: rich runs turned by at least 0.0047; below the first number a kernel has "
-    "only grown, below the second it has mostly grown",
-)
-GREW = Threshold(2.0, 2.0, "growth: by choice")
-LOW_RANK = Threshold(0.2, 0.5, "low-rank richness: by choice; 0 is neural collapse")
-STATIONARY = Threshold(0.3, 0.7, "features at convergence: by choice; 1 is a stationary point of the decayed loss")
-FITTED = Threshold(
-    0.25, 0.25, "lazy then rich: by choice, the loss fell to a quarter of the first while the gap was lazy"
-)
-ALIGNMENT_ROSE = Threshold(0.02, 0.09, CALIBRATED)
-"""Rise of centered kernel-task alignment. Lazy runs had at most 0.084, most of them less than 0.02; rich ones had any
-value, also negative ones."""
-OVERSHOT = Threshold(10.0, 10.0, "overshoot: by choice, the linearization misses ten times what changed")
-"""With a loss that has hardly fallen, such a gap is that of weights that were thrown far away, not of features."""
-FALLEN = Threshold(0.7, 0.7, "loss: by choice; before it has fallen, features may still come")
-NORM_GREW = Threshold(
-    10.0,
-    10.0,
-    "silent alignment: by definition, the kernel passes 10 % of its final norm (Atanasov et al. 2022, Fig. 1, App. J); "
-    "a rise of alignment is what counts as one for the regime",
-)
-MACHINE = Threshold(
-    0.1,
-    0.1,
-    "kernel machine: in Atanasov et al. 2022, Fig. 1, the final kernel is off by 0.03, the initial one by 0.3",
-)
-SPECIALIZED = Threshold(
-    0.02,
-    0.02,
-    "specialization: linear networks, which cannot specialize, have 0.01 (Shan & Bordelon 2021a, Sec. 6)",
-)
-LAYER_CHANGED = Threshold(0.05, 0.05, "mechanism: by choice, a change of alignment or norms by 5 %")
-SETTLED = Threshold(0.25, 0.25, "settled: by choice, an error of a quarter in ln loss")
 POWER_LAW = Threshold(0.8, 1.25, "power law: by choice, the exponent of the second half divided by that of the first")
 MOVED = Threshold(0.1, 0.1, "weights: by choice, a tenth of the first norm")
 LEARNED = Threshold(0.02, 0.02, "layers: by choice, training made 2 % of the agreement of weights and gradients")

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from featlearn.diagnosis.run_data import Curve, RunData
+from featlearn.diagnosis.words import dead_network
 from featlearn.linalg.estimate import Estimate
 
 LEAST = 3
@@ -142,10 +143,7 @@ def _missing(run_data: RunData) -> str:
     if run_data.loss is not None and run_data.loss.first == 0:
         return "the loss was zero from the start, so that there was nothing to learn"
     if run_data.dead:
-        layers = run_data.dead_layers
-        return "the network is dead: its outputs are the same for all samples" + (
-            f", and no gradient reaches {', '.join(layers)}" if layers else ""
-        )
+        return dead_network(run_data.dead_layers)
     if {"gap/probe", "gap/link"} & set(run_data.scalar_names):
         return "the outputs changed by no more than rounding, or by the same for all samples of the probe"
     if 0 < run_data.samples < LEAST:

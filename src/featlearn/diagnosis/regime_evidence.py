@@ -22,7 +22,7 @@ from featlearn.diagnosis.evidence import (
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.judgment import Numbers, Regime
 from featlearn.diagnosis.usefulness import Helped, Usefulness
-from featlearn.diagnosis.words import list_layers, percent, points
+from featlearn.diagnosis.words import dead_network, percent, points
 
 SIDES = {-1: "lazy", 0: "between", 1: "rich"}
 NOUNS = {
@@ -67,9 +67,7 @@ def _warnings(findings: Sequence[Findings]) -> list[Evidence]:
             f"the set of trained weights changed by step {unfrozen}: kernels before and after are not compared"
         )
     if any(one.run_data.dead for one in findings):
-        layers = list_layers(findings[0].run_data.dead_layers)
-        reached = f"; no gradient reaches {layers}" if layers else ""
-        notes.append(f"the network is dead: its outputs are the same for all samples{reached}")
+        notes.append(dead_network(findings[0].run_data.dead_layers))
     return [Evidence("regime", note, math.nan, "", "") for note in notes]
 
 

@@ -28,7 +28,7 @@ from featlearn.diagnosis.statements import (
     learned_in,
 )
 from featlearn.diagnosis.usefulness import Helped, Usefulness
-from featlearn.diagnosis.words import list_layers, percent
+from featlearn.diagnosis.words import name_layers, percent
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
 from featlearn.record import Run, open_run
@@ -116,7 +116,7 @@ class Diagnosis:
             lines.append(f"  Did it help?  {self.why_helped}")
         where = learned_in(self.layers)
         if where and self.regime not in ("lazy", "cannot tell"):
-            lines.append(f"  Where:        {'layers' if len(where) > 1 else 'layer'} {list_layers(where)}.")
+            lines.append(f"  Where:        {name_layers(where)}.")
         overhead = self.findings[0].run.config.get("overhead")
         if isinstance(overhead, int | float) and math.isfinite(overhead):
             cost = f"{percent(overhead)} of" if overhead < 2 else f"{overhead:.0f} times the"

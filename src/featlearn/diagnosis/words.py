@@ -40,6 +40,17 @@ def points(change: float) -> str:
     return f"{100 * abs(change):.0f} percentage points" if abs(change) >= 0.0095 else "less than a percentage point"
 
 
+def dead_network(layers: Sequence[str]) -> str:
+    """Return the sentence on a dead network, without its period; `layers` get no gradient."""
+    text = "the network is dead: its outputs are the same for all samples"
+    return f"{text}, and no gradient reaches {name_layers(layers)}" if layers else text
+
+
+def name_layers(layers: Sequence[str]) -> str:
+    """Return layers in words: "layer 0", or "layers 0 and 2"."""
+    return f"{'layers' if len(layers) > 1 else 'layer'} {list_layers(layers)}"
+
+
 def list_layers(layers: Sequence[str]) -> str:
     """Return layer names as a list in words."""
     shown = list(layers[:LISTED])

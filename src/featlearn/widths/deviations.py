@@ -219,31 +219,22 @@ def _matrix_problem(name: str, weight: Weight, match: Match, update: Update) -> 
     gain_factor = 2 if update == "proportional" else 1
     if not gain and not rate:
         return None
+    power_of_width = _power_of_width(-gain)
+    initial = Estimate(gain, powers.gain_error, weight.gain.samples)
     if gain and rate and abs(rate - gain_factor * gain) < 2 * TOLERANCE:
         position = "behind the readout" if powers.tied or powers.kind == "output" else "on what it gives"
-        return Problem(
-            name,
-            weight.layer,
-            "multiplier",
-            Estimate(gain, powers.gain_error, weight.gain.samples),
-            f"put a factor {_power_of_width(-gain)} {position}",
-        )
+        return Problem(name, weight.layer, "multiplier", initial, f"put a factor {power_of_width} {position}")
     if gain and not (rate and abs(rate) > abs(gain)):
-        return Problem(
-            name,
-            weight.layer,
-            "initial scale",
-            Estimate(gain, powers.gain_error, weight.gain.samples),
-            f"multiply its standard deviation at the start by {_power_of_width(-gain)}",
-        )
-    scale_advice = f", and its standard deviation at the start by {_power_of_width(-gain)}" if gain else ""
-    return Problem(
-        name,
-        weight.layer,
-        "learning rate",
-        Estimate(rate, powers.rate_error, weight.rate.samples),
-        f"multiply its learning rate by {_power_of_width(-rate)}{scale_advice}",
-    )
+        advice = f"multiply its standard deviation at the start by {power_of_width}"
+        return Problem(name, weight.layer, "initial scale", initial, advice)
+    more = f", and its standard deviation at the start by {power_of_width}" if gain else ""
+    return _rate_problem(name, weight, rate, more)
+
+
+def _rate_problem(name: str, weight: Weight, rate: float, more: str = "") -> Problem:
+    power = Estimate(rate, weight.powers.rate_error, weight.rate.samples)
+    advice = f"multiply its learning rate by {_power_of_width(-rate)}{more}"
+    return Problem(name, weight.layer, "learning rate", power, advice)
 
 
 def _vector_problem(name: str, weight: Weight, match: Match) -> Problem | None:
@@ -257,13 +248,7 @@ def _vector_problem(name: str, weight: Weight, match: Match) -> Problem | None:
     rate = off(powers.rate, expected, powers.rate_error)
     if rate < VECTOR_TOLERANCE:
         return None
-    return Problem(
-        name,
-        weight.layer,
-        "learning rate",
-        Estimate(rate, powers.rate_error, weight.rate.samples),
-        f"multiply its learning rate by {_power_of_width(-rate)}",
-    )
+    return _rate_problem(name, weight, rate)
 
 
 def _attention_problem(module: str, powers: Mapping[str, Estimate], match: Match) -> Problem | None:

@@ -54,7 +54,7 @@ class LiveRuns:
     def progress(self) -> dict[str, Any]:
         """Return one line for each run, and all errors."""
         if time.monotonic() >= self._next_search:
-            # a run that was seen stays listed while its folder is there, so that damage to it is told
+            # A listed run stays listed while its folder exists, so that a damaged one is shown with its error.
             seen = {key for key in self._keys if (self.path / key).is_dir()}
             self._keys = sorted(seen | set(_keys(self.path)))
             self._next_search = time.monotonic() + SEARCH_PERIOD
