@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 import featlearn as fl
-from featlearn.citations import FIVE, _public_names, bibliography, citation, papers, sources
+from featlearn.citation_index import Place, places
+from featlearn.citations import FIVE, _public_names, bibliography, citation, equations, papers, sources
 
 TOP = Path(__file__).parents[1]
 
@@ -87,6 +89,46 @@ def test_a_result_has_the_papers_of_the_function_that_returned_it():
 def test_an_unknown_name_is_corrected(wrong: str, message: str):
     with pytest.raises(fl.FeatlearnError, match=message):
         citation(wrong)
+
+
+@pytest.mark.parametrize(
+    ("place", "function"),
+    [
+        ("000 Eq. 20", "metrics.feature_rate"),
+        ("000 eq 23", "theory.ofe.solve"),
+        ("Shan & Bordelon 2021b, Eq. 16", "theory.relu.growth_rates"),
+        ("001 Eq. 54", "theory.deep_linear.subkernel_terms"),
+        ("002 Eq. 91", "ntk"),
+        ("002 Equation 17", "dynamics.evolving_kernel_descent"),
+        ("002 Theorem 1", "dynamics.kernel_regression"),
+        ("003 Eq. 24", "theory.early.free_probability"),
+        ("003 Prop. 4", "quantities.ptk"),
+        ("004 Eq. 7", "theory.latent.Latent.time_scale"),
+        ("004 Table 1", "theory.phases.column"),
+    ],
+)
+def test_an_equation_leads_to_the_function_that_computes_it(place: str, function: str):
+    names = [line.partition(": ")[0] for line in citation(place).splitlines()]
+    assert f"fl.{function}" in names
+    assert len(names) <= 3
+
+
+def test_places_are_read_as_docstrings_write_them():
+    text = "See Xu & Ziyin 2024, Eq. 5 to 7, Theorem 1 (corrected); 2021b, App. D.2. Yang & Hu 2021, Eq. 9."
+    found = [place[1:] for place in places(text) if place.paper == "004"]
+    assert found == [("Eq", "5"), ("Eq", "6"), ("Eq", "7"), ("Theorem", "1")]
+    assert list(places(text))[4:] == [Place("001", "App", "D.2")]
+
+
+@pytest.mark.parametrize("place", ["002 Eq. 300", "003 Eq. 0"])
+def test_an_equation_without_a_function_is_refused(place: str):
+    with pytest.raises(fl.FeatlearnError, match="no function of featlearn computes"):
+        citation(place)
+
+
+def test_most_equations_of_every_paper_have_a_function():
+    counts = Counter(place.paper for place in equations().functions if place.kind == "Eq")
+    assert all(counts[paper] >= least for paper, least in zip(FIVE, (35, 70, 65, 20, 30), strict=True))
 
 
 @pytest.mark.parametrize("thing", [3, torch.ones(1), torch.nn.Linear, TOP, [].append])

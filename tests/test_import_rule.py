@@ -19,12 +19,13 @@ MEASUREMENT = GRADIENTS | {"audit", "distributed", "request", "measurement"}
 AUDITED_MODEL = MEASUREMENT | {"planning", "readouts", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
-LIBRARY = MEASURING | READING | {"citations", "comparison", "data", "models", "statistics", "steer"}
+LIBRARY = MEASURING | READING | {"citation_index", "citations", "comparison", "data", "models", "statistics", "steer"}
 LIBRARY |= {"explorer", "integrations", "monitoring", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "citations": {"errors", "signatures"},
+    "citations": {"errors", "signatures", "citation_index"},
+    "citation_index": set(),
     "shapes": {"errors"},
     "torch_internals": {"errors"},
     "signatures": {"errors"},

@@ -1,4 +1,4 @@
-"""What the package writes itself: the explorer, the figures of the papers and the help of the commands.
+"""What the package writes itself: explorer, figures of the papers, help of the commands, index of equations.
 
 Also links: pages of the repository outside of docs/ stand in the site under other names.
 """
@@ -9,11 +9,13 @@ from pathlib import Path
 
 from sphinx.application import Sphinx
 
+from featlearn.citation_index import AUTHORS
+from featlearn.citations import equations
 from featlearn.cli.app import COMMANDS, KNOWN_DISTRIBUTIONS, RUNS, application
 from featlearn.cli.explore import explore
 from featlearn_papers.frame.command import reproduce
 
-HELP_PAGE, MARK = "reference/command-line", "% help of the commands"
+GENERATED = {"reference/command-line": "% help of the commands", "reference/equations": "% equations of the papers"}
 OUTSIDE = {
     "README": "index",
     "CONTRIBUTING": "contributing",
@@ -34,6 +36,19 @@ def command_help() -> str:
     return re.sub(r", --no-[\w-]+`", "`", body)
 
 
+def equation_tables() -> str:
+    """A table for each paper: the places that public functions compute, in Markdown."""
+    lines: list[str] = []
+    for paper, author in AUTHORS.items():
+        lines += [f"## {author}", "", f"`featlearn cite {paper}`", "", "| place | function |", "| --- | --- |"]
+        for place, names in equations().functions.items():
+            if place.paper == paper and place.kind != "Fig":
+                shown = str(place).partition(", ")[2]
+                lines.append(f"| {shown} | {', '.join(f'`fl.{name}`' for name in names)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def _finished_pages(source: Path) -> list[Path]:
     """Reports and other pages that are kept as they are, beside the Markdown that links them."""
     return [page for page in source.rglob("*.html") if not page.is_relative_to(source / "_build")]
@@ -43,8 +58,9 @@ def _read(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = LINK.sub(lambda link: f"](/{OUTSIDE[link[1]]}.md{link[2] or ''})", source[0])
     source[0] = FINISHED.sub(r'<a href="\2">\1</a>', source[0])  # opened, where a link of Sphinx would download it
     source[0] = OTHERS.sub(lambda mark: "\n".join(_others(app, mark[1], source[0])), source[0])
-    if docname == HELP_PAGE:
-        source[0] = source[0].replace(MARK, command_help())
+    if docname in GENERATED:
+        written = command_help() if docname == "reference/command-line" else equation_tables()
+        source[0] = source[0].replace(GENERATED[docname], written)
 
 
 def _others(app: Sphinx, folder: str, text: str) -> list[str]:

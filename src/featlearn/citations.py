@@ -11,6 +11,7 @@ from inspect import isclass, isfunction
 from types import ModuleType
 from typing import Any, Literal
 
+from featlearn.citation_index import Index, Place, places
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.signatures import name_keywords
 
@@ -26,19 +27,50 @@ FIVE = ("000", "001", "002", "003", "004")
 
 @name_keywords()
 def citation(name: Any = None, *, style: Style = "bibtex") -> str:
-    """Return what to cite for a result, as BibTeX entries or as lines of text.
+    """Return what to cite for a result, or which function computes an equation of the five papers.
+
+    >>> print(fl.citation("theory.ofe.solve"))  # BibTeX entries
+    >>> print(fl.citation("002 Eq. 91"))  # fl.ntk: ...
 
     Args:
-        name: a public name ("theory.ofe.solve", "metrics.alignment", "SLO"), a paper ("000" to "004"), or an object:
-            a function, a class, a module of featlearn, or a result that one of them returned. By default featlearn
-            and its five papers. For a name without a paper, featlearn itself.
-        style: "bibtex" or "text".
+        name: a public name ("theory.ofe.solve", "metrics.alignment", "SLO"), a paper ("000" to "004"), a place in one
+            of them ("002 Eq. 91", "004 Theorem 1", "Atanasov et al. 2022, App. G"), or an object: a function, a class,
+            a module of featlearn, or a result that one of them returned. By default featlearn and its five papers. For
+            a name without a paper, featlearn itself.
+        style: "bibtex" or "text", for entries.
+
+    Returns:
+        Entries; for a place, one line per function: its name, and what it computes.
     """
     if style not in ("bibtex", "text"):
         raise InputValueError(f"style={style!r}, expected 'bibtex' or 'text'")
+    if isinstance(name, str) and not isinstance(name, Enum) and (asked := list(places(name.title()))):
+        return "\n".join(f"fl.{found}: {equations().summary(found)}" for found in functions(*asked))
     keys = ("featlearn", *FIVE) if name is None else papers(name) or ("featlearn",)
     entries = [bibliography()[key] for key in keys]
     return "\n\n".join(entries) if style == "bibtex" else "\n".join(map(_reference, entries))
+
+
+@cache
+def equations() -> Index:
+    """Index of the places in the five papers that public functions compute, read from their docstrings."""
+    return Index((name, _resolve(name)) for name in _public_names())
+
+
+def functions(*asked: Place) -> list[str]:
+    """Return the public names that compute places of the papers."""
+    table = equations().functions
+    missing = [place for place in asked if place not in table]
+    if missing:
+        paper, kind, label = missing[0]
+        known = [place.label for place in table if place[:2] == (paper, kind)]
+        if label.isdigit():
+            known = sorted(filter(str.isdigit, known), key=lambda other: abs(int(other) - int(label)))[:3]
+        raise InputValueError(
+            f"no function of featlearn computes {missing[0]}, expected a place such as {kind} {', '.join(known)}; the "
+            "page 'Equations of the papers' lists all that have a function"
+        )
+    return list(dict.fromkeys(name for place in asked for name in table[place]))
 
 
 @cache

@@ -7,16 +7,18 @@ from featlearn.errors import InputValueError
 
 
 def cite(*names: str, style: Literal["bibtex", "text"] = "bibtex", json: bool = False, debug: bool = False) -> Answer:
-    """Print what to cite for a result.
+    """Print what to cite for a result, or which function computes an equation.
 
     For example:
 
         featlearn cite
         featlearn cite theory.ofe.solve SLO
         featlearn cite 002 --style text
+        featlearn cite "002 Eq. 91" "004 Theorem 1"
 
     Args:
-        names: Public names of featlearn, or papers, 000 to 004; by default featlearn and the five papers.
+        names: Public names of featlearn, papers, 000 to 004, or places in them; by default featlearn and the five
+            papers.
         style: BibTeX entries, or lines of text.
         json: Print one JSON document instead.
         debug: Show where an error comes from.

@@ -27,7 +27,7 @@ def evolving_kernel_descent(
 ) -> Trajectory:
     """Integrate df/dt = -rate K(t) (f - y) for kernels (T, P, P) measured at `times` (T,), interpolated linearly.
 
-    See Atanasov et al. 2022, Eq. 17.
+    See Atanasov et al. 2022, Eq. 11 to 17: the time-ordered exponential (Peano-Baker series).
 
     The product is time-ordered: the printed exponential of the integral is exact only if the kernels commute. `y` is
     (P,) or (P, C), and all outputs share the kernel. `kernels_test` (T, P2, P) adds test outputs. The trajectory is

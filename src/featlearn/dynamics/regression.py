@@ -15,7 +15,7 @@ def kernel_regression(
 ) -> Tensor:
     """Compute f(x) = f0(x) + k(x) (K + ridge I)^-1 (y - f0), the limit of kernel descent.
 
-    See Atanasov et al. 2022, Theorem 1, with f0.
+    See Atanasov et al. 2022, Theorem 1, Eq. 2, 29, 30, with f0.
 
     The print has y in place of y - f0. A singular K is inverted by its pseudo-inverse: as in the flow, directions in
     its null space are not learned. The null space depends on the precision of K: eigenvalues below 1.2e-7 of the

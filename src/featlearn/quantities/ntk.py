@@ -99,6 +99,8 @@ def ntk(
 ) -> Tensor | Kernels | Estimate | dict[str, Estimate]:
     """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
 
+    See Shan & Bordelon 2021a, Eq. 2, 15; 2021b, Eq. 2, 8; Atanasov et al. 2022, Eq. 91 (with `optimizer`).
+
     A `fl.Session` used once. Loops that measure a network again and again hold a Session, which audits it once.
 
     Args:

@@ -31,9 +31,9 @@ def ptk(
 ) -> Tensor:
     """The pre-activation tangent kernel J_h J_h^T of one layer, J_h the rows df/dh of h = W x.
 
-    See Beaglehole et al. 2024, Sec. 2.
+    See Beaglehole et al. 2024, Sec. 2, Prop. 4.
 
-    By Prop. 4 the tangent kernel of W is sum_{p,q} ptk[a, p, b, q] (x_p . z_q) over pairs of positions: with one
+    The tangent kernel of W is sum_{p,q} ptk[a, p, b, q] (x_p . z_q) over pairs of positions: with one
     position the product of the PTK and the layer's input kernel, with several the double sum, which does not factorize.
 
     Args:

@@ -83,7 +83,7 @@ def feature_speed(
 ) -> float:
     """Compute how much faster the features grad f change than the error |f - y|, each relative to its size.
 
-    See Atanasov et al. 2022, Eq. 88.
+    See Atanasov et al. 2022, Eq. 86 to 89.
 
     The ratio is |dJ/dt| / |J| divided by -d log |f - y| / dt under the gradient flow of |f - y|^2 / 2, with norms over
     all samples and outputs: |J'| |f - y|^2 / (|J| |J^T (f - y)|^2), which no learning rate enters. At 1, features

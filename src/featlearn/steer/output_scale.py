@@ -20,7 +20,8 @@ def scale_output(model: nn.Module, factor: float, *, center: bool = True) -> "Sc
     A small factor makes training rich, a large one lazy. Multiply the learning rate by `.rate_factor` = 1 / factor^2:
     then training starts with the same kernel times rate. On squared error it follows exactly the path of f - f0 trained
     on labels y / factor, so the smaller the factor, the further the weights must move. Shan & Bordelon 2021b, Sec. 4.2,
-    divide by gamma = 1 / factor; their dtheta/dt = -eta grad L leaves out the learning rate eta = eta0 gamma^2.
+    Eq. 43 to 45, divide by gamma = 1 / factor; their dtheta/dt = -eta grad L leaves out the learning rate
+    eta = eta0 gamma^2.
 
     The kernel grows in rich training, so a step that is stable at the start may be too large later. If the loss jumps,
     use a smaller learning rate and more steps.

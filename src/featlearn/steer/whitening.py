@@ -1,4 +1,4 @@
-"""Whiten inputs fully or partially (Atanasov et al. 2022, Sec. 3 and 4.2)."""
+"""Whiten inputs fully or partially (Atanasov et al. 2022, Sec. 3 and 5)."""
 
 import math
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Whitened:
 def whiten(x: Tensor, power: float = 0.0, *, mean_eigenvalue: float | None = None) -> Whitened:
     """Whiten inputs fully (`power` 0) or partially: eigenvalues l of X^T X become proportional to l^power.
 
-    See Atanasov et al. 2022, Sec. 4.2.
+    See Atanasov et al. 2022, Sec. 5.
 
     With X = U S V^T and samples in rows, the result is proportional to U S^power V^T. The map on each sample is V
     S^(power - 1) V^T; power 1 is the identity. Inputs are not centered, as in Atanasov et al. 2022: the eigenvalues are

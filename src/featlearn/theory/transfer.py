@@ -68,7 +68,7 @@ def learning_curve(
 ) -> LearningCurve:
     """Error on a new task w of a kernel K = x^T (A beta beta^T + I) x' that has learned beta.
 
-    See Atanasov et al. 2022, App. F, Fig. F.1.
+    See Atanasov et al. 2022, App. F, Eq. 65, 68, Fig. F.1.
 
     x ~ N(0, I_D); the new target is w . x with |w| = 1 and w . beta = overlap. Eigenvalues: 1 + A once, 1 for the other
     D - 1. For overlap 1 the error falls with A, for overlap 0 it rises. Without ridge and noise it is 0 for P >= D.
@@ -111,7 +111,7 @@ def learning_curve_general(
     *,
     counts: Tensor | None = None,
 ) -> LearningCurve:
-    """Error of kernel regression for any spectrum (Atanasov et al. 2022, Eq. 67, corrected).
+    """Error of kernel regression for any spectrum (Atanasov et al. 2022, Eq. 66, 67, corrected).
 
     `samples`, `ridge` and `noise` broadcast against each other and give the shape of the result.
 
@@ -143,7 +143,7 @@ def learning_curve_general(
 def transfer_spectrum(dimension: int, spike: float, overlap: float) -> tuple[Tensor, Tensor]:
     """Eigenvalues and coefficients (D,) of the setting of `learning_curve`, as the general functions take them.
 
-    See Atanasov et al. 2022, App. F.
+    See Atanasov et al. 2022, App. F, Eq. 69.
     """
     dimension = checked_count(dimension, "dimension")
     alpha = checked_number(overlap, "overlap", least=-1.0, most=1.0)

@@ -28,7 +28,7 @@ class RefinedBalance(NamedTuple):
 def conserved_matrices(weights: Sequence[Tensor], rates: Numbers | None = None) -> list[Tensor]:
     """B_l = W^l W^lT / eta_l - W^(l+1)T W^(l+1) / eta_(l+1) for l = 1 ... L-1: constant in time.
 
-    See Atanasov et al. 2022, Eq. 55, 81.
+    See Atanasov et al. 2022, Eq. 52 to 56, 81; Shan & Bordelon 2021b, Eq. 10, 22.
 
     `weights` [W^1 (N1, D), ..., W^L (C, N)], first layer first; `rates` the learning rates of the layers, by default
     equal (and 1). For measured models see `fl.quantities.layer_balance`.
@@ -107,6 +107,8 @@ def exact_balance(W0: Tensor, A0: Tensor, s: Any, z: Tensor, v: Tensor) -> Refin
 
 def wide_difference(sigma: Any, D: Any, N: Any, C: Any) -> Tensor:
     """u_1^2 - u_2^2 of a wide two-layer network: sigma^2 (N / D - C / N), the mean of `exact_balance` over networks.
+
+    See Atanasov et al. 2022, Eq. 82.
 
     `D` inputs, `N` hidden units, `C` outputs: numbers or tensors, broadcast; weights N(0, sigma^2 / fan_in).
 

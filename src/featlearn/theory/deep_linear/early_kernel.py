@@ -20,7 +20,7 @@ def early_kernel(
 ) -> Tensor:
     """M(t) of phase I, while the output is small, with the cross terms of the weights.
 
-    See Atanasov et al. 2022, Eq. 7, 36 (corrected).
+    See Atanasov et al. 2022, Eq. 6, 7, 36 (corrected).
 
         M = M0 + (q - q0)(1 + beta beta^T) + (w - w0) beta^T + beta (w - w0)^T,     w = w0 cosh st + p0 sinh st,
 
@@ -54,10 +54,12 @@ def two_layer_kernel(
 ) -> Tensor:
     """M(t) along the whole path, both phases matched: q and w of `early_kernel`, over the denominator of `two_layer`.
 
-    Not in Atanasov et al. 2022. For small weights the output across beta, p = P W^T a, and the cross term w = P W^T W
-    beta follow dw/dt = (s - 2c) p, dp/dt = (s - c) w - c p once the layers are aligned, and go as q and r do. Outside
-    the span of the data nothing pulls p back, dw/dt = (s - c) p, dp/dt = (s - c) w, and the denominator is the root of
-    the same. The error is O(sigma^2), relative to s.
+    See Atanasov et al. 2022, Eq. 5, 8. The matched form is not in the paper.
+
+    For small weights the output across beta, p = P W^T a, and the cross term w = P W^T W beta follow dw/dt = (s - 2c)
+    p, dp/dt = (s - c) w - c p once the layers are aligned, and go as q and r do. Outside the span of the data nothing
+    pulls p back, dw/dt = (s - c) p, dp/dt = (s - c) w, and the denominator is the root of the same. The error is
+    O(sigma^2), relative to s.
 
     Arguments as for `early_kernel`; `covariance` is a projector, by default 1: the inputs span everything. Infinite
     times give the end.

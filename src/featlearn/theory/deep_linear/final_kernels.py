@@ -22,9 +22,10 @@ from featlearn.theory.deep_linear.minimum_norm import modes, teacher
 def balanced_ntk(X: Tensor, beta: Tensor, c: Any, weight_layers: int, *, X2: Tensor | None = None) -> Tensor:
     """NTK of a balanced network of strength c along beta: u^(2L-2) x^T [(L-1) beta beta^T + 1] x', u^L = c.
 
-    See Atanasov et al. 2022, Eq. 10; Shan & Bordelon 2021b, Eq. 11. `X` (P, D), `X2` (P2, D), by default X; `beta` (D,)
-    a unit vector; `c` a number or a tensor, for example `strength(times, ...)`. Returns (..., P, P2), the first axes
-    those of c.
+    See Atanasov et al. 2022, Eq. 10, 58; Shan & Bordelon 2021b, Eq. 11, 23 to 25.
+
+    `X` (P, D), `X2` (P2, D), by default X; `beta` (D,) a unit vector; `c` a number or a tensor, for example
+    `strength(times, ...)`. Returns (..., P, P2), the first axes those of c.
 
     Errata: Atanasov et al. 2022, Eq. 58 has (L-1) 1 + r r^T; Shan & Bordelon 2021b, Eq. 11, 23-25 have u^(2L-2) for L
     *hidden* layers, where it is u^(2L).
@@ -43,7 +44,7 @@ def final_ntk(
 ) -> Tensor:
     """NTK at the end of training from small weights: s^(2-2/L) x^T [(L-1) beta beta^T + 1] x'.
 
-    See Atanasov et al. 2022, Eq. 63 (corrected).
+    See Atanasov et al. 2022, Eq. 63 (corrected); Shan & Bordelon 2021b, Eq. 12.
 
     `X` (P, D) and `y` (P,) or (P, C) are the training set; s beta = `minimum_norm(X, y)`, on any data. The kernel is
     that of `X1` with `X2`, by default of the training inputs: (P1, P2), or (P1, P2, C, C) for y (P, C), axes as

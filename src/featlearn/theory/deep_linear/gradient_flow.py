@@ -16,7 +16,7 @@ from featlearn.theory.deep_linear.path import LinearPath, Task
 def flow(weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: Numbers = 1.0) -> LinearPath:
     """Return the path of f = W^L ... W^1 x under gradient flow of 1/2 |f - y|^2, by numerical integration.
 
-    See Atanasov et al. 2022, Eq. 9.
+    See Atanasov et al. 2022, Eq. 4, 9, 37.
 
     The closed forms converge to it for small weights. It also covers cases without a closed form: inputs that are not
     whitened, weights that are not small, unequal learning rates. DOP853 with relative tolerance 1e-12.

@@ -12,7 +12,7 @@ from featlearn.theory.deep_linear.linear_network import checked_direction, check
 def minimum_norm(X: Tensor, y: Tensor) -> Tensor:
     """Return the interpolator of least norm, X^T (X X^T)^+ y: what networks with small weights learn.
 
-    See Atanasov et al. 2022, Eq. 70, 77, 78.
+    See Atanasov et al. 2022, Eq. 70, 73 to 78.
 
     `X` (P, D), one row per sample; `y` (P,) -> (D,), `y` (P, C) -> (C, D), rows as in nn.Linear. The pseudo-inverse
     where X is rank-deficient, the least-squares solution (of least norm) where y is not a linear function of X.

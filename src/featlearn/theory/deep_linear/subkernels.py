@@ -28,6 +28,8 @@ def subkernel_terms(weights: Sequence[Tensor], X: Tensor, X2: Tensor | None = No
     Only the scalars alpha(c, c) tell one output's kernel K^cc from another's: a linear network cannot specialize its
     kernels beyond weighting the same Gram matrices (Shan & Bordelon 2021a, Sec. 6, where "develop specialized kernels"
     should read "cannot develop").
+
+    See Shan & Bordelon 2021a, Eq. 44, 45; 2021b, Eq. 54, 55: the class-symmetry ansatz, alpha_l(c, c) equal for all c.
     """
     layers = checked_weights(weights)
     left = checked_rows(X, columns=layers[0].shape[1]).to(layers[0].device)

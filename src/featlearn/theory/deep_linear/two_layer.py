@@ -84,7 +84,7 @@ def initial_statistics(sigma: Any, D: Any, N: Any) -> InitialStatistics:
 def early_path(times: Any, q0: Any, r0: Any, s: Any) -> tuple[Tensor, Tensor]:
     """(q, r) of phase I, while the output is small: q0 cosh 2st + r0 sinh 2st, r0 cosh 2st + q0 sinh 2st.
 
-    See Atanasov et al. 2022, Eq. 33. Valid for s t much below log(s / q0) / 2; inf where it overflows. `two_layer`
+    See Atanasov et al. 2022, Eq. 33, 35. Valid for s t much below log(s / q0) / 2; inf where it overflows. `two_layer`
     continues from there.
     """
     moments, q, r, teacher = _checked(times, q0, r0, s)
@@ -93,7 +93,7 @@ def early_path(times: Any, q0: Any, r0: Any, s: Any) -> tuple[Tensor, Tensor]:
 
 
 def two_layer(times: Any, q0: Any, r0: Any, s: Any, *, samples: int = 1) -> TwoLayer:
-    """Return the whole path of q and r, both phases matched, with r0 kept (Atanasov et al. 2022, Eq. 50, 51 corrected).
+    """Return the whole path of q and r, both phases matched, with r0 kept (Atanasov et al. 2022, Eq. 49-51 corrected).
 
         {q, r}(t) = {q0 cosh 2st + r0 sinh 2st, r0 cosh 2st + q0 sinh 2st} / [1 + (q0 + r0) / (2s) (e^(2st) - 1)]
 

@@ -45,7 +45,7 @@ class TwoLayerFinalKernel:
 def two_layer_final_kernel(V: Tensor, W: Tensor, X: Tensor) -> TwoLayerFinalKernel:
     """Return the NTK of r(x) = V^T W x / N, V (N,) or (1, N), W (N, D), on X (P, D), in its three parts.
 
-    See Shan & Bordelon 2021a, Eq. 12 to 14.
+    See Shan & Bordelon 2021a, Eq. 11 to 14.
 
     Exact for any weights, with y the outputs they give. From small weights |V|^2 ends at N |s| for the teacher s:
     K = |s| / N X [s s^T / |s|^2 + 1] X^T, as in `final_ntk`, and the remainder vanishes. V = 0 has no such parts: nan.

@@ -36,7 +36,7 @@ class UnwhitenedSystem(NamedTuple):
 def unwhitened_system(a: Any, b: Any, s: Any) -> UnwhitenedSystem:
     """Return the linear system of five variables of phase I, with its eigenvectors in closed form.
 
-    See Atanasov et al. 2022, Eq. 45 to 47.
+    See Atanasov et al. 2022, Eq. 43 to 47.
 
     `a` = beta^T Sigma beta and `b` = beta^T Sigma^2 beta, b >= a^2 > 0; `s` the strength of the teacher: one
     number each.

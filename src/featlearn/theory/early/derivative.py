@@ -68,7 +68,7 @@ def loss_derivative(outputs: Tensor, targets: Tensor, loss: Loss = "sum-half") -
 def derivative_correlation(X: Tensor, residual: Tensor, ptk: Tensor, kind: Kind = "cosine") -> Tensor:
     """Correlation of X^T L calK L X and X^T L calK^2 L X: the C-NFC at which training starts.
 
-    See Beaglehole et al. 2024, Eq. 6.
+    See Beaglehole et al. 2024, Eq. 6, 8.
 
     Arguments and conventions as in `derivative_matrices`. For gradient descent it is exact after one step, if K is
     taken at the initial weights. 1 where calK is a multiple of a projection. Neither the scale nor the common sign of
@@ -85,7 +85,9 @@ def derivative_correlation(X: Tensor, residual: Tensor, ptk: Tensor, kind: Kind 
 
 
 def derivative_matrices(X: Tensor, residual: Tensor, ptk: Tensor) -> DerivativeMatrices:
-    """Wdot^T Wdot = X^T L calK L X and Wdot^T K Wdot = X^T L calK^2 L X (Beaglehole et al. 2024, Prop. 3), both (d, d).
+    """Wdot^T Wdot = X^T L calK L X and Wdot^T K Wdot = X^T L calK^2 L X, both (d, d).
+
+    See Beaglehole et al. 2024, Prop. 3, Eq. 4, 5.
 
     - `X` (n, d): inputs of the layer (of the network, for its first layer).
     - `residual` (n,), or (n, c) for c outputs: dL/df, from `loss_derivative`, or the targets where f = 0.

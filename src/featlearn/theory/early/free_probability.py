@@ -12,7 +12,7 @@ from featlearn.theory.early.words import WordTraces
 def free_probability(A: Tensor, B: Tensor, moments: Tensor) -> WordTraces:
     """tr(A R A R B R), tr(A R A R), tr(A R B R A R B R) for R free from A and B, with tr = Tr / d.
 
-    See Beaglehole et al. 2024, Eq. 18, 20, 26.
+    See Beaglehole et al. 2024, Eq. 10 to 13, 16 to 18, 20, 22 to 26.
 
     The prediction of the early C-NFC of f = a^T (W x)^2 where width, input dimension and samples are large together:
     `.correlation`. `A` = (X^T L X)^2 and `B` = X^T X, both (d, d), come from `data_matrices`; `moments` (4,) or longer

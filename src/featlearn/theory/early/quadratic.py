@@ -29,7 +29,7 @@ class QuadraticMeans:
 def quadratic_means(X: Tensor, y: Tensor, width: int) -> QuadraticMeans:
     """Expected centered NFM, centered AGOP and squared PTK of f = a^T (W x)^2 at the first move.
 
-    See Beaglehole et al. 2024, Prop. 8 (corrected).
+    See Beaglehole et al. 2024, Prop. 8, Eq. 27 to 29 (corrected).
 
     `X` (n, d), `y` (n,): targets, for a network that vanishes on the data, or dL/df; a_s ~ N(0, 1),
     W_si ~ N(0, 1/k), k = `width`; phi' = 2 z is kept, K = J^T J has no 1/n.

@@ -28,7 +28,7 @@ T = TypeVar("T", int, str)
 class WordTraces:
     """The three traces of the early correlation of f = a^T (W x)^2, with R = W^T diag(a^2) W.
 
-    See Beaglehole et al. 2024, Eq. 15, 19, 21.
+    See Beaglehole et al. 2024, Eq. 9, 15, 19, 21.
 
     In the convention without the factor 2 of phi' = 2 z: with it they are 64, 16 and 256 times as large, which leaves
     the correlation as it is.

@@ -26,7 +26,9 @@ class Line(NamedTuple):
 
 
 def reduce_line(X: Tensor, y: Tensor) -> Line:
-    """For samples X = a n on a line, mean_k (f(x_k) - y_k)^2 = (f(x) - y_eff)^2 + floor for every u and W (Prop. 1).
+    """For samples X = a n on a line, mean_k (f(x_k) - y_k)^2 = (f(x) - y_eff)^2 + floor for every u and W.
+
+    See Xu & Ziyin 2024, Prop. 1, Eq. 17 (corrected).
 
     So gradient flow on the mean squared error of all samples is that of one, and `solve(u, W, line.x, line.y, ...)` is
     exact; the mean squared error is its loss plus `floor`, and f(x_k) = a_k f(x) / |x|.

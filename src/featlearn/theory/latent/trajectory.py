@@ -275,6 +275,8 @@ def solve(
 ) -> Latent:
     """Return the exact path of a two-layer linear network on one sample (Xu & Ziyin 2024, Theorem 1, corrected).
 
+    See Xu & Ziyin 2024, Eq. 3, 4, 19 to 30; saddles: Eq. 31 to 35.
+
     f(x) = scale u . W x, loss (f(x) - y)^2 without 1/2, du/dt = -rate_u dL/du, dW/dt = -rate_w dL/dW. Exact for every
     width, every start and both signs of `y` and `scale`; also for P = 0, Q = 0, y = 0, saddles, f(0) = y and learning
     rates of zero. Samples on a line become one sample by `reduce_line`; for other data there is `integrate`.

@@ -33,7 +33,7 @@ class DiscreteStep(NamedTuple):
 
 
 def step(features: Tensor, residual: Tensor, gamma: float, rate: float, convention: Convention = "ode") -> DiscreteStep:
-    """One simultaneous step of residual and features (Shan & Bordelon 2021a, Eq. 5 and 21; 2021b, Eq. 5 and 26 to 27):
+    """One simultaneous step of residual and features (Shan & Bordelon 2021a, Eq. 5, 21, 22; 2021b, Eq. 4, 5, 26-29):
 
         Delta <- Delta - rate K Delta,   Psi <- Psi - m dL'/dPsi,   L' = |(1 - rate Psi^T Psi) Delta|^2,   K = Psi^T Psi
 

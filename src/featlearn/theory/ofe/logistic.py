@@ -22,7 +22,7 @@ class Scalar(NamedTuple):
 def scalar(times: Numbers, psi0: Numbers, residual0: Numbers, gamma: Numbers, *, rate: Numbers = 1.0) -> Scalar:
     """One sample with one feature: dDelta/dt = -rate psi^2 Delta, dpsi/dt = rate gamma psi Delta^2.
 
-    See Shan & Bordelon 2021a, Eq. 24 to 27.
+    See Shan & Bordelon 2021a, Eq. 24 to 27; 2021b, Eq. 31 to 34.
 
         Delta^2 = C Delta_0^2 / (gamma Delta_0^2 + psi_0^2 exp(2 C rate t)),
         psi^2 = C - gamma Delta^2,   C = psi_0^2 + gamma Delta_0^2

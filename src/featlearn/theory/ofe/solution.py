@@ -113,7 +113,7 @@ def solve(
 ) -> Solution:
     """Optimal feature evolution: features move to lower the loss after the next step.
 
-    See Shan & Bordelon 2021a, Sec. 4; 2021b, Sec. 4.1.
+    See Shan & Bordelon 2021a, Sec. 4, Eq. 6, 8, 9, 23, 28, 29; 2021b, Sec. 4.1, Eq. 6, 30, 35, 36.
 
         dDelta/dt = -rate K Delta,   dPsi/dt = rate gamma Psi Delta Delta^T,   K = Psi^T Psi,   Delta = f - y
 

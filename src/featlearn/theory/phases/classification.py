@@ -24,7 +24,7 @@ class Phase(StrEnum):
 
 
 def classify(exponents: Exponents, balanced_start: bool = True, *, correlated_target: bool = True) -> Phase:
-    """Return the phase of a scaling limit (Xu & Ziyin 2024, Eq. 15, 16 and Theorem 2).
+    """Return the phase of a scaling limit (Xu & Ziyin 2024, Eq. 15, 16, 36, 37 and Theorem 2).
 
     With A the feature term and B the kernel term of the exponents: frozen for max(A, B) < 0, unstable for
     max(A, B) > 0; at max(A, B) = 0 kernel if B = 0, A < 0 and P / Q -> 1, else learning. Erratum: the summaries of Sec.

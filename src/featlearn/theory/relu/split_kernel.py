@@ -21,7 +21,9 @@ class SplitKernel(NamedTuple):
 def split_kernel(
     X: Tensor, W: Tensor, V: Tensor, X2: Tensor | None = None, *, hidden_scale: float = 1.0, readout_scale: float = 1.0
 ) -> SplitKernel:
-    """K_V and K_W of f = b V relu(a W x) from its weights (Shan & Bordelon 2021a, Eq. 17-19 corrected; 2021b, Eq. 14).
+    """K_V and K_W of f = b V relu(a W x) from its weights.
+
+    See Shan & Bordelon 2021a, Eq. 17-19 (corrected); 2021b, Eq. 13-15.
 
         K_V = b^2 phi . phi',        K_W^cc = a^2 b^2 (x . x') (D V_c) . (D' V_c)
 
