@@ -24,7 +24,7 @@ _KINDS |= {"Figure": "Fig", "Thm": "Theorem", "Corollaries": "Cor", "Eqs": "Eq"}
 _KIND = "|".join(["Eq", "Sec", "App", "Prop", "Cor", "Fig", "Table", "Theorem", *_KINDS])
 _LABEL = r"(?:[A-Z]\.)?\d+(?:\.\d+)*|[A-Z](?:\.\d+)*\b"
 _TOKEN = re.compile(
-    rf"(?P<author>(?i:{'|'.join(map(re.escape, AUTHORS.values()))})|\b2021[ab]\b|\b00[0-4]\b)"
+    rf"(?P<author>(?i:{'|'.join(map(re.escape, AUTHORS.values()))})|\b2021[ab]\b|(?<![\w.,])00[0-4]\b)"
     r"|(?P<other>[A-Z]\w+ (?:et al\.|& [A-Z]\w+)? ?(?:19|20)\d\d[ab]?\b)"
     rf"|\b(?P<kind>{_KIND})\b\.?\s+(?P<labels>(?:{_LABEL})(?:(?:, | to |-| and )(?:{_LABEL})(?![\w%]))*)"
 )
