@@ -46,7 +46,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     (folder / "digits.toml").write_text(DIGITS)
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.chdir(folder):
-        assert main(["sweep", "digits.toml", "--quiet", "--json"]) == 0
+        assert main(["sweep", "digits.toml", "--quiet", "--json", "--reports"]) == 0
     return folder / "sweeps" / "digits", json.loads(said.getvalue())
 
 

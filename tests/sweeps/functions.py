@@ -53,6 +53,14 @@ def killed(a, times, notes):
     return a
 
 
+def waits_once(a, notes):
+    """Writes its process id and waits for a minute, the first time, as a long job that is preempted."""
+    if begun(Path(notes), str(a)) == 1:
+        (Path(notes) / "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+    return a
+
+
 def recorded(gamma, width, seed, out):
     """A run written by hand; richer for larger gamma."""
     from tests.reporting.runs import by_hand  # loads torch, which takes workers a second

@@ -21,6 +21,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("browser") / "a sweep"
     grid = {"gamma": [0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], "width": [8, 32]}
     sweep = fl.sweep(functions.recorded, grid, out=out, seeds=2, executor=sweeps.Serial(), quiet=True)
+    sweep.write_reports(quiet=True)
     return sweep.report(out / "sweep.html", title=HOSTILE, boundary={"theory": lambda gamma: 10 / gamma})
 
 

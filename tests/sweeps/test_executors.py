@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,14 @@ import featlearn as fl
 from featlearn import sweeps
 from featlearn.cli.app import main
 from featlearn.errors import FeatlearnError, InputValueError
-from featlearn.sweeps.executors import DaskExecutor, Executor, dask_executor, slurm_executor, slurm_settings, submit_all
+from featlearn.sweeps.executors import (
+    DaskExecutor,
+    Executor,
+    dask_executor,
+    slurm_executor,
+    slurm_settings,
+    submit_all,
+)
 from featlearn_papers.frame.request import Request, reproduce
 from featlearn_papers.frame.scale import Scale
 from papers.tests import made_up
@@ -53,6 +63,13 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
     return request.node.callspec.params["engine"]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def counts(notes: Path) -> dict[str, int]:
@@ -146,6 +163,57 @@ def test_sweep_runs_elsewhere_lists_failures_and_again_runs_nothing(words, tmp_p
     assert main(["sweep", "grid.toml", "--jobs", "1"]) == 1
     assert {path: path.stat().st_mtime_ns for path in Path("sweeps/grid").glob("*/seed-*.json")} == before
     assert Path("sweeps/grid.jobs").is_dir() == (words[0] == "--slurm")
+
+
+def test_a_detached_sweep_is_collected_later(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("submitit")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOP), *sys.path]))
+    Path("own.py").write_text(OWN)
+    Path("grid.toml").write_text(GRID)
+    assert main(["sweep", "grid.toml", "--slurm", "cluster=local,timeout_min=5", "--detach", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["submitted"] == 3
+    wait_for(lambda: all(row["status"] != "missing" for row in fl.open_sweep("sweeps/grid").rows))
+    assert main(["sweep", "grid.toml", "--collect", "--json"]) == 1  # a = 3 fails
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row.get("double"), row["error"]) for row in rows] == [(2, None), (4, None), (None, "ValueError: three")]
+    assert main(["sweep", "grid.toml", "--detach"]) == 2
+    with pytest.raises(InputValueError, match="wait=False, expected an executor whose jobs outlive this process"):
+        fl.sweep(functions.alone, {"x": [1]}, out="sweeps/b", wait=False)
+
+
+def test_jobs_of_a_sweep_are_submitted_together():
+    events = []
+
+    class Together:
+        @contextmanager
+        def batch(self):
+            events.append("open")
+            yield
+            events.append("close")
+
+        def submit(self, function, *args):
+            events.append(args[0])
+            return sweeps.Serial().submit(function, *args)
+
+    with submit_all({0: (str, 1), 1: (str, 2)}, Together()) as results:
+        assert [error for _, error in results] == [None, None]
+    assert events == ["open", 1, 2, "close"]
+
+
+def test_a_preempted_job_is_submitted_again_and_not_recorded_as_failed(tmp_path, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TOP), *sys.path]))
+    notes, out = tmp_path / "notes", tmp_path / "s"
+    notes.mkdir()
+    executor = slurm_executor("cluster=local,timeout_min=5", tmp_path / "jobs")
+    fl.sweep(functions.waits_once, {"a": [4], "notes": str(notes)}, out=out, executor=executor, wait=False, quiet=True)
+    wait_for(lambda: (notes / "pid").exists() and (notes / "pid").read_text())
+    os.kill(int((notes / "pid").read_text()), signal.SIGUSR2)  # submitit's signal for a job that is preempted
+    wait_for(lambda: fl.open_sweep(out).rows[0]["status"] != "missing")
+    (row,) = fl.open_sweep(out).rows
+    assert (row["value"], row["error"]) == (4, None)
+    assert (notes / "4").read_text().count("begun") == 2
 
 
 def test_reproduce_runs_elsewhere(tmp_path, monkeypatch, capsys):

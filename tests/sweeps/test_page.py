@@ -10,6 +10,7 @@ import pytest
 
 import featlearn as fl
 from featlearn import sweeps
+from featlearn.errors import RunError
 from tests.reporting.runs import HOSTILE
 from tests.reporting.test_page import Page
 from tests.sweeps import functions
@@ -26,6 +27,7 @@ def recorded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(recorded):
+    recorded.write_reports(quiet=True)
     return Page(recorded.report(recorded.path / "sweep.html"))
 
 
@@ -57,7 +59,8 @@ def test_reports_are_written_again_only_where_results_are_newer(recorded, page, 
     assert (tmp_path / unquote(cells(elsewhere)[0]["href"])).is_file()
     first = next(iter(reports))
     os.utime(first.parent / "seed-0.json")
-    recorded.report(tmp_path / "again.html")
+    assert f"#p-{first.parent.name}" in {a["href"] for a in cells(Page(recorded.report(tmp_path / "again.html")))}
+    assert set(recorded.write_reports(quiet=True)) == set(reports)
     assert first.stat().st_mtime_ns > reports[first]
 
 
@@ -143,11 +146,12 @@ def test_a_boundary_is_drawn_on_the_page(recorded, tmp_path):
     assert "boundary" in picture["alt"]
 
 
-def test_a_run_that_is_gone_is_told(tmp_path):
+def test_a_run_without_its_file_is_reported_after_the_others_are_written(tmp_path):
     sweep = fl.sweep(functions.recorded, {"gamma": [1.0, 2.0], "width": [8]}, out=tmp_path, executor=SERIAL, quiet=True)
     (tmp_path / sweep.points[0][0].id / "seed-0" / "run.json").unlink()
+    with pytest.raises(RunError, match=r"1 of 2 reports cannot be written; the first, of gamma=1.0, width=8: "):
+        sweep.write_reports(quiet=True)
     page = Page(sweep.report(tmp_path / "sweep.html"))
-    assert f"{sweep.points[0][0].id}: no report:" in page.text("p")
     hrefs = {a["href"] for a in cells(page)}
     assert f"#p-{sweep.points[0][0].id}" in hrefs
     assert f"{sweep.points[1][0].id}/report.html" in hrefs

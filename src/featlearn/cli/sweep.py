@@ -7,6 +7,7 @@ from featlearn.cli.answer import DONE, FAILED, Answer, UsageError, table
 from featlearn.cli.engine import check_engine, open_executor
 from featlearn.cli.seeds import seeds_in
 from featlearn.cli.sweep_file import SweepFile, read_sweep_file, setting_name
+from featlearn.errors import RunError
 
 if TYPE_CHECKING:
     from featlearn.sweeps.process_pool import ProcessPool
@@ -31,6 +32,9 @@ def sweep(
     retry: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    reports: bool = False,
+    detach: bool = False,
+    collect: bool = False,
     quiet: bool = False,
     json: bool = False,
     debug: bool = False,
@@ -54,8 +58,8 @@ def sweep(
 
     Killed at any time, the same command goes on where it was; points that are
     done are not run again. What fails is kept with its error, and the exit status
-    is 1. Writes table.csv, map.png, map.pdf and sweep.html, whose cells open the
-    reports of their points.
+    is 1. Writes table.csv, map.png, map.pdf and sweep.html; with --reports, its
+    cells open the reports of their points.
 
     For example:
 
@@ -63,7 +67,8 @@ def sweep(
         featlearn sweep grid.toml --jobs 4 --seeds 5
         featlearn sweep grid.toml --value gap --retry
         featlearn sweep grid.toml --dask tcp://host:8786
-        featlearn sweep grid.toml --slurm partition=gpu,timeout_min=60
+        featlearn sweep grid.toml --slurm partition=gpu,timeout_min=60 --detach
+        featlearn sweep grid.toml --collect
 
     Args:
         grid: The TOML file.
@@ -79,6 +84,9 @@ def sweep(
         retry: Run failed seeds again.
         resume: Continue although the source of your function has changed.
         overwrite: Remove the sweep in the folder first.
+        reports: Write the report of every point as well; featlearn report writes a single one.
+        detach: With --slurm, submit the jobs as one array and return at once; --collect shows what is done.
+        collect: Run nothing; write table, maps and page of what is done.
         quiet: No progress on stderr.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
@@ -88,12 +96,15 @@ def sweep(
     check_engine(jobs, dask, slurm)
     if resume and overwrite:
         raise UsageError("--resume and --overwrite are passed, expected at most one of them")
+    if detach and (slurm is None or collect):
+        raise UsageError("--detach needs --slurm, and excludes --collect: jobs of this process end with it")
     file = read_sweep_file(grid)
     seed_list = seeds_in(seeds) if seeds is not None else file.seeds
     folder = out or FOLDER / grid.stem
     from featlearn.cli.swept_function import points_and_function
     from featlearn.sweeps.grid_run import run_sweep
     from featlearn.sweeps.process_pool import ProcessPool, available_cores
+    from featlearn.sweeps.results import open_sweep
 
     points, function = points_and_function(file, seed_list)
     options = {"x": x, "y": y, "value": value}
@@ -101,23 +112,42 @@ def sweep(
     _check_view(view, file, {name for point in points for name in point.settings})
     logs = folder.with_name(f"{folder.name}.jobs")
     # Workers start with their first job; if jobs run elsewhere, the pool writes the reports.
-    with (
-        open_executor(dask, slurm, logs) as executor,
-        ProcessPool(jobs or min(available_cores(), len(points) * len(seed_list))) as pool,
-    ):
-        results = run_sweep(
-            function,
-            points,
-            seed_list,
-            folder,
-            executor=executor or pool,
-            on_error="keep",
-            retry=retry,
-            resume=resume,
-            overwrite=overwrite,
-            quiet=quiet,
-        )
-        return _answer(results, view, file, pool)
+    with ProcessPool(jobs or min(available_cores(), len(points) * len(seed_list))) as pool:
+        if collect:
+            results = open_sweep(folder)
+        else:
+            with open_executor(dask, slurm, logs) as executor:
+                results = run_sweep(
+                    function,
+                    points,
+                    seed_list,
+                    folder,
+                    executor=executor or pool,
+                    on_error="keep",
+                    retry=retry,
+                    resume=resume,
+                    overwrite=overwrite,
+                    wait=not detach,
+                    quiet=quiet,
+                )
+        if detach:
+            return _submitted(results, grid)
+        return _answer(results, view, file, pool if reports else None, quiet=quiet)
+
+
+def _submitted(swept: "Sweep", grid: Path) -> Answer:
+    missing = sum(row["status"] == "missing" for row in swept.rows)
+    text = f"{swept.path}: {missing} of {len(swept.rows)} jobs submitted\nnext:    featlearn sweep {grid} --collect"
+    return Answer(data={"sweep": swept.path, "submitted": missing}, text=text, code=DONE)
+
+
+def _write_reports(swept: "Sweep", pool: "ProcessPool", *, quiet: bool) -> str:
+    """Write the reports of all points; return what failed."""
+    try:
+        swept.write_reports(executor=pool, quiet=quiet)
+    except RunError as error:
+        return str(error)
+    return ""
 
 
 def _check_view(view: dict[str, Any], file: SweepFile, settings: set[str]) -> None:
@@ -132,13 +162,17 @@ def _setting(name: str, file: SweepFile) -> str:
     return name if name == "seed" else setting_name(name, file)
 
 
-def _answer(swept: "Sweep", view: dict[str, Any], file: SweepFile, pool: "ProcessPool") -> Answer:
+def _answer(
+    swept: "Sweep", view: dict[str, Any], file: SweepFile, pool: "ProcessPool | None", *, quiet: bool
+) -> Answer:
+    """Write table, maps and page, with reports if a pool is passed."""
     view, has_map = _view(swept, view, file)
     outputs = {"table": swept.to_csv(swept.path / "table.csv")}
     outputs |= _pictures(swept, view) if has_map else {}
     boundary, value = view["boundary"], view["value"]
     page = {name: view[name] for name in ("x", "y")} | {"boundary": boundary}
-    outputs["page"] = swept.report(swept.path / "sweep.html", **page, value=_values(swept, value), executor=pool)
+    unwritten = "" if pool is None else _write_reports(swept, pool, quiet=quiet)
+    outputs["page"] = swept.report(swept.path / "sweep.html", **page, value=_values(swept, value))
     failed = swept.failed
     done = sum(row["status"] == "done" for row in swept.rows)
     lines = [f"{swept.path}: {len(swept.points)} points, {done} of {len(swept.rows)} done, {len(failed)} failed", ""]
@@ -149,9 +183,10 @@ def _answer(swept: "Sweep", view: dict[str, Any], file: SweepFile, pool: "Proces
         lines.append(f"failed:  {point_text}, seed {row['seed']}: {row['error']}")
     if failed:
         lines += [f"         tracebacks are in their folders, such as {failed[0]['path']}; --retry runs them again"]
+    lines += [f"failed:  {unwritten}"] if unwritten else []
     lines += [f"{name + ':':<9}{path}" for name, path in outputs.items()]
     data = {"sweep": swept.path, "done": done, "failed": len(failed), "rows": swept.rows, **outputs}
-    return Answer(data=data, text="\n".join(lines), code=FAILED if failed else DONE)
+    return Answer(data=data, text="\n".join(lines), code=FAILED if failed or unwritten else DONE)
 
 
 def _view(results: "Sweep", view: dict[str, Any], file: SweepFile) -> tuple[dict[str, Any], bool]:

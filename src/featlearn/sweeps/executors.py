@@ -6,7 +6,8 @@ files, so executors need no state: a repeated call runs only what is missing.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -35,13 +36,20 @@ def submit_all(
     """Submit all calls, and yield an iterator over (key, error or None) as they end. Cancel pending calls at exit."""
     jobs: dict[Key, Any] = {}
     try:
-        for key, call in calls.items():
-            jobs[key] = executor.submit(*call)
+        with batch(executor) if calls else nullcontext():
+            for key, call in calls.items():
+                jobs[key] = executor.submit(*call)
         yield _results(jobs)
     finally:
         for job in jobs.values():
             if callable(cancel := getattr(job, "cancel", None)):
                 cancel()
+
+
+def batch(executor: Executor) -> AbstractContextManager[Any]:
+    """Return a context that submits its jobs together, where the executor has `batch()`: Slurm, as one array job."""
+    context: AbstractContextManager[Any] = getattr(executor, "batch", nullcontext)()
+    return context
 
 
 def _results(jobs: dict[Key, Any]) -> Iterator[tuple[Key, Exception | None]]:
@@ -106,12 +114,44 @@ def dask_executor(address: str) -> Iterator[DaskExecutor]:
         yield DaskExecutor(client)
 
 
-def slurm_executor(settings: str, folder: Path) -> Executor:
-    """Return an executor that submits a Slurm job per call, through submitit.
+class SlurmExecutor:
+    """Jobs of submitit, which resubmits a job that Slurm preempts or that runs out of time."""
+
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+
+    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
+        """Submit a job."""
+        return self._executor.submit(Resubmitted(function), *args)
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Submit the jobs of this context as one array job."""
+        context: AbstractContextManager[None] = self._executor.batch()
+        return context
+
+
+@dataclass(frozen=True)
+class Resubmitted:
+    """A function that submitit calls again with the same arguments in a new job, when the first one is interrupted."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        return self.function(*args)
+
+    def checkpoint(self, *args: Any) -> Any:
+        """Return the job to submit in place of the interrupted one."""
+        return import_module("submitit").helpers.DelayedSubmission(self, *args)
+
+
+def slurm_executor(settings: str, folder: Path) -> SlurmExecutor:
+    """Return an executor that submits jobs to Slurm through submitit, those of one sweep as one array job.
 
     Logs go to `folder`, which all nodes must see. `settings` are comma-separated key=value pairs: timeout_min, mem_gb,
     gpus_per_node, cpus_per_task, name, or sbatch options known to submitit (partition, account, constraint, qos ...).
-    `cluster=local` runs jobs on this machine. Killed jobs fail and are not restarted.
+    `cluster=local` runs jobs on this machine. A preempted job, or one that runs out of time, is submitted again. A
+    killed job fails.
     """
     submitit = _import_extra("submitit", "slurm")
     values = slurm_settings(settings)
@@ -119,15 +159,15 @@ def slurm_executor(settings: str, folder: Path) -> Executor:
     shared = ("name", "timeout_min", "mem_gb", "nodes", "cpus_per_task", "gpus_per_node", "tasks_per_node")
     parameters = {key if key in shared else f"slurm_{key}": value for key, value in values.items()}
     try:
-        executor: Executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-        executor.update_parameters(**parameters)  # type: ignore[attr-defined]
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor.update_parameters(**parameters)
     except (RuntimeError, ValueError, NameError, AssertionError) as error:
         message = " ".join(str(error).split())
         raise InputValueError(
             f"--slurm {settings} cannot be used: {message}; expected a machine with sbatch and settings such as "
             "partition=gpu,timeout_min=60"
         ) from error
-    return executor
+    return SlurmExecutor(executor)
 
 
 def slurm_settings(settings: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, RunError, WorkerStartError
 from featlearn.record.atomic import PART
 from featlearn.signatures import name_keywords
-from featlearn.sweeps.executors import Executor, submit_all
+from featlearn.sweeps.executors import Executor, batch, submit_all
 from featlearn.sweeps.folder import (
     LOCK,
     MANIFEST,
@@ -45,6 +45,7 @@ def sweep(
     retry: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    wait: bool = True,
     quiet: bool = False,
 ) -> Sweep:
     """Call a function at every point of a grid, in parallel, and store the results in a folder.
@@ -84,6 +85,8 @@ def sweep(
         retry: Run failed seeds again.
         resume: Continue although the source of the function has changed; keep existing results.
         overwrite: Remove the sweep in `out` first. Raises if `out` contains other files.
+        wait: False submits the jobs and returns at once, for an executor whose jobs outlive this process (Slurm).
+            `fl.open_sweep(out)` shows what is done; the same call without it runs what is still missing.
         quiet: Do not show progress on stderr.
 
     Returns a `Sweep`, with a table, maps, and a page. `fl.open_sweep(out)` reads it again.
@@ -102,6 +105,7 @@ def sweep(
         retry=retry,
         resume=resume,
         overwrite=overwrite,
+        wait=wait,
         quiet=quiet,
     )
 
@@ -117,6 +121,7 @@ def run_sweep(
     retry: bool,
     resume: bool,
     overwrite: bool,
+    wait: bool = True,
     quiet: bool,
 ) -> Sweep:
     """Run `sweep` for a function that was checked against the points."""
@@ -124,6 +129,8 @@ def run_sweep(
         raise InputValueError(f"on_error={on_error!r}, expected 'keep' or 'raise'")
     if resume and overwrite:
         raise InputValueError("resume=True and overwrite=True, expected at most one of them")
+    if not wait and (executor is None or isinstance(executor, ProcessPool | ProcessPoolExecutor)):
+        raise InputValueError("wait=False, expected an executor whose jobs outlive this process, such as one of Slurm")
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise InputTypeError(f"executor is {type(executor).__name__}, expected an object with submit(function, *args)")
     pool = None if executor is not None else ProcessPool(min(available_cores(), len(points) * len(seeds)))
@@ -139,7 +146,7 @@ def run_sweep(
         done = len(tasks) - len(missing)
         pool_context: AbstractContextManager[Any] = nullcontext() if pool is None else pool
         with SweepProgress(out.name, len(tasks), done, statuses.count("failed"), quiet=quiet) as progress, pool_context:
-            _run(function, folder, missing, pool or executor, on_error, progress)
+            _run(function, folder, missing, pool or executor, on_error, progress if wait else None)
     except OSError as error:
         raise RunError(f"the sweep cannot be written to {out}: {error}") from error
     return Sweep(out, [(point, list(seeds)) for point in points])
@@ -190,12 +197,18 @@ def _run(
     tasks: Sequence[Task],
     executor: Any,
     on_error: OnError,
-    progress: SweepProgress,
+    progress: SweepProgress | None,
 ) -> None:
+    """Run the tasks; without `progress`, submit them only."""
     path = str(folder.path.resolve())
     calls = {
         number: (run_seed, function, path, dict(point.settings), seed) for number, (point, seed) in enumerate(tasks)
     }
+    if progress is None:
+        with batch(executor) if calls else nullcontext():
+            for call in calls.values():
+                executor.submit(*call)
+        return
     with submit_all(calls, executor) as results:
         for number, error in results:
             point, seed = tasks[number]

@@ -30,11 +30,22 @@ def run_seed(function: SweptFunction, path: str, settings: Mapping[str, Any], se
             returned = function.call(**function.arguments(settings, seed, folder))
             values, run = outcome_values(returned)
         except (Exception, SystemExit) as error:
+            if _is_preempted(error):
+                raise
             failed = Outcome("failed", {}, None, time.perf_counter() - start, one_line(error))
             write_outcome(folder, failed, traceback.format_exc())
             return
         run_path = None if run is None else _relative(run, sweep)
         write_outcome(folder, Outcome("done", values, run_path, time.perf_counter() - start))
+
+
+def _is_preempted(error: BaseException) -> bool:
+    """Return whether submitit ends this process from its signal handler, after it has submitted the job again."""
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    name = "" if innermost is None else innermost.tb_frame.f_globals.get("__name__", "")
+    return isinstance(error, SystemExit) and str(name).startswith("submitit.")
 
 
 def one_line(error: BaseException) -> str:

@@ -238,6 +238,17 @@ class Sweep:
 
         return draw(self.cells(x, y, value, where), spread=spread, boundary=boundary, ax=ax)
 
+    def write_reports(self, *, executor: Any = None, quiet: bool = False) -> list[Path]:
+        """Write the report of every point with runs, unless it is newer than its runs; return their paths.
+
+        Args:
+            executor: Executor of the jobs, as in `fl.sweep`; by default this process.
+            quiet: Do not show progress on stderr.
+        """
+        from featlearn.sweeps.point_reports import write_reports
+
+        return write_reports(self, executor or Serial(), quiet=quiet)
+
     def report(
         self,
         path: str | os.PathLike[str],
@@ -247,11 +258,10 @@ class Sweep:
         value: str | Sequence[str] | None = None,
         boundary: Any = None,
         title: str | None = None,
-        executor: Any = None,
     ) -> Path:
         """Write an HTML page with maps, failures, and the table; return its path.
 
-        Cells of maps link to reports on runs, which are written into the folders of their points.
+        Cells of maps link to the reports that `write_reports` wrote, else to their row in the table.
 
         Args:
             path: Path of the page. Links are relative: put it into the folder of the sweep.
@@ -259,13 +269,10 @@ class Sweep:
             value: Columns to map; by default the verdict and the numbers that decide it.
             boundary: As for `map`; adds pictures with the boundary.
             title: Title of the page; by default the name of the folder.
-            executor: Executor that writes the reports, as in `fl.sweep`; by default this process.
         """
         from featlearn.sweeps.sweep_page import page
 
-        return page(
-            self, Path(path), x=x, y=y, value=value, boundary=boundary, title=title, executor=executor or Serial()
-        )
+        return page(self, Path(path), x=x, y=y, value=value, boundary=boundary, title=title)
 
     def __repr__(self) -> str:
         counts = Counter(outcome.status for outcome in self._outcomes)

@@ -5,22 +5,18 @@ import io
 import itertools
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
 
-from featlearn.errors import FeatlearnError
 from featlearn.reporting.document import html_page, static, write_page
 from featlearn.reporting.markup import Html, tag, text
-from featlearn.reporting.page import report as report_on_runs
 from featlearn.reporting.rendering import titled
 from featlearn.sweeps.cells import Cells, short
-from featlearn.sweeps.folder import REPORT, SweepFolder, read_traceback
-from featlearn.sweeps.grid import Point
+from featlearn.sweeps.folder import SweepFolder, read_traceback
 from featlearn.sweeps.map_table import color_rules, colors_used, key, map_table, palette
 from featlearn.sweeps.outcome_values import is_number
+from featlearn.sweeps.point_reports import report_links
 from featlearn.sweeps.progress import duration
 
 if TYPE_CHECKING:
@@ -46,19 +42,18 @@ def page(
     value: str | Sequence[str] | None,
     boundary: Any,
     title: str | None,
-    executor: Any,
 ) -> Path:
     """Write the page; return its path."""
     axes = list(sweep.axes)
     x = x or next((name for name in axes if name != y), None)
     y = y or next((name for name in axes if name != x), None)
     names = [value] if isinstance(value, str) else list(value or default_values(sweep))
-    links, unwritten = _reports(sweep, path, executor)
+    links = report_links(sweep, path.parent)
     maps = [] if x is None else [_maps(sweep, x, y, name, links, boundary) for name in names]
     colors = {color for value_maps in maps for color in value_maps.colors}
     styles = [static("report.css"), static("sweep.css", "featlearn.sweeps") + color_rules(colors)]
     heading = title if title is not None else sweep.path.resolve().name
-    failures = _failures(sweep, unwritten)
+    failures = _failures(sweep)
     parts = [
         ("maps", "Maps", _map_sections(maps)),
         *([("failures", "What failed", titled("failures", "What failed", failures))] if failures else []),
@@ -104,42 +99,6 @@ def _summary(sweep: "Sweep") -> str:
     return f"{len(sweep.points)} points{seeds_text}: {', '.join(parts)}."
 
 
-# ---- reports
-
-
-def _reports(sweep: "Sweep", path: Path, executor: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """Write outdated reports; return point -> link, and point -> error for reports that failed."""
-    links: dict[str, str] = {}
-    jobs: dict[str, Any] = {}
-    unwritten: dict[str, str] = {}
-    for point, _ in sweep.points:
-        runs = sweep.run_paths(where_of(sweep, point))
-        if not runs:
-            continue
-        target = sweep.path / point.id / REPORT
-        newest = max(file.stat().st_mtime_ns for file in target.parent.glob("seed-*.json"))
-        if not target.exists() or target.stat().st_mtime_ns < newest:
-            title = str(point) if point.settings else sweep.path.name
-            jobs[point.id] = executor.submit(_write_report, [str(run.resolve()) for run in runs], str(target), title)
-        links[point.id] = quote(Path(os.path.relpath(target.resolve(), path.resolve().parent)).as_posix())
-    for id, job in jobs.items():
-        try:
-            job.result()
-        except FeatlearnError as error:
-            unwritten[id] = str(error)
-            del links[id]
-    return links, unwritten
-
-
-def _write_report(runs: Sequence[str], target: str, title: str) -> None:
-    report_on_runs(runs, target, title=title)
-
-
-def where_of(sweep: "Sweep", point: Point) -> dict[str, Any]:
-    """Return the settings of a point; None for settings it does not have."""
-    return {name: point.settings.get(name) for name in sweep.settings}
-
-
 # ---- maps
 
 
@@ -177,7 +136,10 @@ def _map_sections(maps: Sequence[Maps]) -> Html:
     return Html(opened + "".join(folded))
 
 
-_HOW = "A cell opens the report of its point, or its row in the table below if it has no run."
+_HOW = (
+    "A cell opens the report of its point if it is written, else its row in the table below. featlearn sweep --reports "
+    "or sweep.write_reports() writes all reports, featlearn report that of a single folder."
+)
 
 
 def _drawing(
@@ -203,7 +165,7 @@ def _drawing(
 # ---- failures and table
 
 
-def _failures(sweep: "Sweep", unwritten: Mapping[str, str]) -> Html:
+def _failures(sweep: "Sweep") -> Html:
     """List errors of seeds, each with its folded traceback; empty if there are none."""
     folder = SweepFolder(sweep.path)
     listed: list[Html] = []
@@ -217,7 +179,6 @@ def _failures(sweep: "Sweep", unwritten: Mapping[str, str]) -> Html:
                     tag("pre", text(traceback[-LONGEST:]), tabindex=0),
                 )
             )
-    listed += [tag("p", text(f"{id}: no report: {reason}"), class_="missing") for id, reason in unwritten.items()]
     omitted = len(sweep.failed) - MOST_FAILURES
     more = tag("p", text(f"{omitted} more are in the table."), class_="note") if omitted > 0 else ""
     return Html("".join(listed) + more)
