@@ -189,7 +189,7 @@ def test_a_forbidden_import_is_caught(module: str, source: str):
         ("featlearn.ops", "from . import form\nfrom ..errors import FeatlearnError", True),
         ("featlearn.ops.matmul", "from .form import Use\nfrom featlearn.ops import registry\nimport torch", False),
         ("featlearn.quantities.ntk", "from featlearn.gradients.captured import Chunk", False),
-        ("featlearn.session", "from featlearn.quantities.ntk import tangent_kernel", False),
+        ("featlearn.session", "from featlearn.quantities.ntk import ntk_of", False),
         ("featlearn.models", "from featlearn.theory import arguments", True),
         ("featlearn.data.digits", "def f():\n    from sklearn.datasets import load_digits", False),
     ],

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from featlearn.monitoring.checkpoints import watch_checkpoints as watch_checkpoints
     from featlearn.monitoring.entry import watch as watch
     from featlearn.quantities.alignment_estimate import estimate_alignment as estimate_alignment
-    from featlearn.quantities.layer_alignment import layer_alignment as layer_alignment
+    from featlearn.quantities.layer_pairs import layer_alignment as layer_alignment
     from featlearn.quantities.linearization_gap import linearization_gap as linearization_gap
     from featlearn.quantities.neural_features import neural_features as neural_features
     from featlearn.quantities.ntk import ntk as ntk
@@ -60,7 +60,7 @@ _HOME = {
     "diagnose": "featlearn.diagnosis.verdict",
     "estimate_alignment": "featlearn.quantities.alignment_estimate",
     "gradient_noise": "featlearn.statistics.gradient_noise",
-    "layer_alignment": "featlearn.quantities.layer_alignment",
+    "layer_alignment": "featlearn.quantities.layer_pairs",
     "linearization_gap": "featlearn.quantities.linearization_gap",
     "neural_features": "featlearn.quantities.neural_features",
     "ntk": "featlearn.quantities.ntk",

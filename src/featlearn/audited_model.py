@@ -39,6 +39,9 @@ class AuditedModel:
     checked in each measurement.
     """
 
+    x: Inputs = None
+    """Inputs of calls that pass none; only a Session has some."""
+
     def __init__(self, model: nn.Module, request: Request | None = None, **settings: Unpack[Settings]) -> None:
         self.model, self.request = model, request or Request.of(**settings)
         self.audits = Audits()
@@ -196,6 +199,10 @@ class AuditedModel:
                 inputs = [self.paired(x) for x in inputs]
                 measurement = self._entered(stack, inputs, reuse, layered, keep_weights)
             yield measurement
+
+    def inputs(self, x: Inputs | None) -> Inputs:
+        """Return the inputs of a call, by default those of the Session."""
+        return self.x if x is None else x
 
     def paired(self, x: Inputs) -> Inputs:
         """Pair inputs with targets, where the readout compares outputs with them."""

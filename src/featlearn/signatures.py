@@ -6,19 +6,21 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar, get_args
+from typing import Any, ParamSpec, TypeVar, cast, get_args
 
 from featlearn.errors import FeatlearnError, InputTypeError, did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def name_keywords(hint: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+def name_keywords(hint: str = "", *, name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a public function: a surplus positional argument or an unknown keyword raises an error that names it.
 
     Python's own message only counts arguments. `hint` is added where users often mean something else. Keywords that
-    are declared as `**settings: Unpack[...]` appear one by one in the signature of the decorated function.
+    are declared as `**settings: Unpack[...]` appear one by one in the signature of the decorated function. `name`
+    replaces the name of the function, for methods that are defined elsewhere.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -28,7 +30,7 @@ def name_keywords(hint: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
         keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         limit, names = len(positional), {*positional, *keywords}
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        call = partial(_call, function.__module__, function.__qualname__)
+        call = partial(_call, function.__module__, name or function.__qualname__)
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -43,10 +45,20 @@ def name_keywords(hint: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
             except FeatlearnError as error:
                 raise shortened(error) from shown_cause(error)
 
+        if name:
+            parameters[0] = parameters[0].replace(name="self")
+            positional[0] = "self"
+            checked.__qualname__, checked.__name__ = name, name.rpartition(".")[2]
         checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return checked
 
     return decorate
+
+
+def session_method(function: F, hint: str = "") -> F:
+    """Return a function of an audited model, `ntk_of` say, as the method `Session.ntk`."""
+    name = f"Session.{function.__name__.removesuffix('_of')}"
+    return cast(F, name_keywords(hint, name=name)(function))
 
 
 def raise_from_call(function: Callable[P, R]) -> Callable[P, R]:

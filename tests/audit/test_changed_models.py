@@ -327,7 +327,7 @@ def test_a_call_that_fails_leaves_nothing_behind(passes: list[int]):
     before = copy.deepcopy(model.state_dict())
     passes_of_ntk(passes, session)
     for model.fails_at in (24, 7):
-        session._audited.forget()
+        session.forget()
         with pytest.raises(fl.FeatlearnError, match="on purpose"):
             session.ntk()
         assert gc.isenabled()

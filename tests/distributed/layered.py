@@ -19,11 +19,11 @@ from featlearn.distributed.layered_weights import LayeredWeights
 from featlearn.errors import InputValueError, RankError, UnsupportedModelError
 from featlearn.network.isolation import collector_paused
 from featlearn.quantities.alignment_estimate import estimate_alignment
-from featlearn.quantities.diagonal import ntk_diagonal
 from featlearn.quantities.neural_features import neural_features
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.ntk_plan import plan
 from featlearn.quantities.operator import NTKOperator
+from featlearn.quantities.sample_gradients import ntk_diagonal
 from featlearn.session import Session
 
 from .comparison import assert_close

@@ -15,13 +15,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from featlearn.errors import UnsupportedModelError
 from featlearn.quantities.alignment_estimate import estimate_alignment
-from featlearn.quantities.diagonal import ntk_diagonal
-from featlearn.quantities.layer_alignment import layer_alignment
+from featlearn.quantities.layer_pairs import layer_alignment
 from featlearn.quantities.linearization_gap import linearization_gap
 from featlearn.quantities.neural_features import neural_features
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.operator import NTKOperator
 from featlearn.quantities.representation import representation_kernels
+from featlearn.quantities.sample_gradients import ntk_diagonal
 from featlearn.session import Session
 from featlearn.torch_internals import sharding
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.quantities.layer_alignment import random_spectral_alignment
+from featlearn.quantities.layer_pairs import random_spectral_alignment
 from tests.zoo.case import Net, default_dtype, parameter
 from tests.zoo.families import CASES as FAMILIES
 

@@ -520,7 +520,7 @@ def proved_case(case: Case) -> bool:
         pytest.importorskip("transformers")
     model, x, _, readout = case.build()
     try:
-        prepared = fl.Session(model, x, readout=readout)._audited
+        prepared = fl.Session(model, x, readout=readout)
         with prepared.measuring([x]) as measurement:
             return measurement.example().proved is not None
     except fl.FeatlearnError:

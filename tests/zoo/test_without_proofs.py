@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import FeatlearnError
-from featlearn.quantities.ntk import tangent_kernel
+from featlearn.quantities.ntk import ntk_of
 from featlearn.request import Request
 
 from ..references.jacobian import dense_ntk
@@ -44,7 +44,7 @@ def test_kernels_equal_the_dense_jacobian(case: Case) -> None:
         for second in (x, x2):
             expected = dense_ntk(model, x, second, "full", readout=readout)
             for _ in range(2):
-                kernel = tangent_kernel(audited, x, None if second is x else x2, outputs="full")
+                kernel = ntk_of(audited, None if second is x else x2, x=x, outputs="full")
                 assert isinstance(kernel, Tensor)
                 assert float((kernel - expected).abs().max()) <= case.tolerance * float(expected.abs().max())
 
@@ -56,7 +56,7 @@ def test_models_that_are_refused_are_refused(case: Case) -> None:
     with default_dtype(torch.float64):
         model, x, _, readout = case.build()
         with pytest.raises(FeatlearnError):
-            tangent_kernel(unproved(model, readout), x)
+            ntk_of(unproved(model, readout), x=x)
 
 
 def test_proofs_are_what_saves_passes() -> None:
@@ -65,9 +65,9 @@ def test_proofs_are_what_saves_passes() -> None:
     model.register_forward_hook(lambda module, inputs, output: calls.append(len(output)))
     x, numbers = torch.randn(30, 4, dtype=torch.float64), []
     for audited in (AuditedModel(model), unproved(model, None)):
-        tangent_kernel(audited, x)
+        ntk_of(audited, x=x)
         calls.clear()
-        tangent_kernel(audited, x)
+        ntk_of(audited, x=x)
         numbers.append(len(calls))
     assert numbers[0] < numbers[1]
     assert sum(calls) > 2 * len(x)

@@ -20,7 +20,7 @@ from featlearn.cli.training_progress import ProgressDisplay
 from featlearn.cli.training_task import TrainingTask, move_task, scale_task
 from featlearn.cli.user_task import BUILT_IN, user_task
 from featlearn.monitoring.entry import watch
-from featlearn.quantities.diagonal import ntk_diagonal
+from featlearn.quantities.sample_gradients import ntk_diagonal
 from featlearn.steer import safe_lr
 
 MOMENTUM = 0.1

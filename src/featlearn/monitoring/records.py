@@ -16,7 +16,7 @@ from featlearn.monitoring.probe_data import ProbeData, decays, has_labels, is_bi
 from featlearn.monitoring.step_measurement import MANY_OUTPUTS, StepMeasurement
 from featlearn.network.checks import trainable_parameters
 from featlearn.quantities.feature_change import LAST
-from featlearn.quantities.layer_alignment import pair_alignment
+from featlearn.quantities.layer_pairs import pair_alignment
 from featlearn.quantities.linearization_gap import LEAST
 
 LARGE = 2**20

@@ -203,4 +203,4 @@ class SharedMeasurement:
 
     def _features(self, compared: bool, outputs: Directions | None) -> NeuralFeatures:
         initial = self._initial if compared else None
-        return neural_features_of(self._audited, self._probes["probe"], initial=initial, outputs=outputs)
+        return neural_features_of(self._audited, x=self._probes["probe"], initial=initial, outputs=outputs)

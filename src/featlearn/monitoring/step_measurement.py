@@ -25,7 +25,6 @@ from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget
-from featlearn.quantities.balance import Rates, pair_balance
 from featlearn.quantities.feature_change import (
     LAST,
     LOW_PRECISION,
@@ -37,6 +36,7 @@ from featlearn.quantities.feature_change import (
     feature_changes,
 )
 from featlearn.quantities.layer_features import NeuralFeatures
+from featlearn.quantities.layer_pairs import Rates, pair_balance
 from featlearn.quantities.linearization_gap import LEAST, Gap, TwoStates
 from featlearn.quantities.neural_features import measured_features, refuse_shared
 from featlearn.quantities.ntk import measured_kernels

@@ -4,14 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from featlearn.quantities.balance import layer_balance as layer_balance
-    from featlearn.quantities.diagonal import ntk_diagonal as ntk_diagonal
     from featlearn.quantities.feature_change import features_moved as features_moved
     from featlearn.quantities.gradient_products import corrupted_agop as corrupted_agop
     from featlearn.quantities.gradient_products import egop as egop
+    from featlearn.quantities.layer_pairs import layer_balance as layer_balance
     from featlearn.quantities.preactivation_kernel import ptk as ptk
     from featlearn.quantities.representation import representation_kernels as representation_kernels
     from featlearn.quantities.sample_gradients import gradients as gradients
+    from featlearn.quantities.sample_gradients import ntk_diagonal as ntk_diagonal
     from featlearn.quantities.velocity import feature_speed as feature_speed
     from featlearn.quantities.velocity import ntk_velocity as ntk_velocity
 
@@ -21,8 +21,8 @@ _MODULES = {
     "feature_speed": "velocity",
     "features_moved": "feature_change",
     "gradients": "sample_gradients",
-    "layer_balance": "balance",
-    "ntk_diagonal": "diagonal",
+    "layer_balance": "layer_pairs",
+    "ntk_diagonal": "sample_gradients",
     "ntk_velocity": "velocity",
     "ptk": "preactivation_kernel",
     "representation_kernels": "representation",

@@ -75,21 +75,22 @@ def estimate_alignment(
     """
     audited = AuditedModel(model, **settings)
     return estimate_alignment_of(
-        audited, data, y, centered=centered, vectors=vectors, generator=generator, sketch=sketch
+        audited, y, x=data, centered=centered, vectors=vectors, generator=generator, sketch=sketch
     )
 
 
 def estimate_alignment_of(
     audited: AuditedModel,
-    data: Any,
     y: Tensor | None = None,
     *,
+    x: Any = None,
     centered: bool = False,
     vectors: int | None = None,
     generator: torch.Generator | None = None,
     sketch: Sketch | None = None,
 ) -> Estimate:
-    """Estimate the alignment of an audited model: see `fl.estimate_alignment`."""
+    """Estimate the kernel-task alignment without the kernel: see `fl.estimate_alignment`."""
+    data = audited.inputs(x)
     with audited.request.group.together() as block:
         if y is None and not isinstance(data, torch.utils.data.DataLoader):
             raise InputTypeError(

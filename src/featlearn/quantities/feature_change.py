@@ -101,13 +101,26 @@ def features_moved(
         Relative change and CKA. They are nan, with a reason, where no weight matrix comes last: where units are added
         up behind it without weights, and where the graph does not show what it multiplies.
     """
-    return features_moved_of(AuditedModel(model, **settings), x, initial, by=by)
+    return features_moved_of(AuditedModel(model, **settings), initial, x=x, by=by)  # type: ignore[call-overload,no-any-return]
 
 
+@overload
 def features_moved_of(
-    audited: AuditedModel, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network"
+    audited: AuditedModel,
+    initial: Mapping[str, Tensor],
+    *,
+    x: Inputs | None = None,
+    by: Literal["network"] = "network",
+) -> FeatureChange: ...
+@overload
+def features_moved_of(
+    audited: AuditedModel, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["layer"]
+) -> dict[str, FeatureChange]: ...
+def features_moved_of(
+    audited: AuditedModel, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
 ) -> FeatureChange | dict[str, FeatureChange]:
-    """Measure the feature change of an audited model: see `features_moved`."""
+    """Measure how much the features changed since an earlier state: see `fl.quantities.features_moved`."""
+    x = audited.inputs(x)
     if by not in ("network", "layer"):
         raise InputValueError(f"by={by!r}, expected 'network' or 'layer'")
     if batch_size(x) < 2:

@@ -127,19 +127,41 @@ def linearization_gap(
         effective weight). Units that are added up behind a nonlinear op are hidden units: there g is the
         identity and `.link` is empty. nan where the outputs have not changed by more than rounding.
     """
-    return linearization_gap_of(AuditedModel(model, **settings), x, initial, by=by, link=link, effective=effective)
+    audited = AuditedModel(model, **settings)
+    return linearization_gap_of(audited, initial, x=x, by=by, link=link, effective=effective)  # type: ignore[call-overload,no-any-return]
 
 
+@overload
 def linearization_gap_of(
     audited: AuditedModel,
-    x: Inputs,
     initial: Mapping[str, Tensor],
     *,
+    x: Inputs | None = None,
+    by: Literal["network"] = "network",
+    link: bool = True,
+    effective: bool = True,
+) -> LinearizationGap: ...
+@overload
+def linearization_gap_of(
+    audited: AuditedModel,
+    initial: Mapping[str, Tensor],
+    *,
+    x: Inputs | None = None,
+    by: Literal["layer"],
+    link: bool = True,
+    effective: bool = True,
+) -> dict[str, float]: ...
+def linearization_gap_of(
+    audited: AuditedModel,
+    initial: Mapping[str, Tensor],
+    *,
+    x: Inputs | None = None,
     by: str = "network",
     link: bool = True,
     effective: bool = True,
 ) -> LinearizationGap | dict[str, float]:
-    """Measure the gap of an audited model: see `fl.linearization_gap`."""
+    """Measure what the linearization at an earlier state misses: see `fl.linearization_gap`."""
+    x = audited.inputs(x)
     if by not in ("network", "layer"):
         raise InputValueError(f"by={by!r}, expected 'network' or 'layer'")
     if batch_size(x) < 2:

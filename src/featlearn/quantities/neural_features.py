@@ -64,19 +64,19 @@ def neural_features(
     Returns:
         Layer name -> `LayerFeatures`, in the order of the model's parameters.
     """
-    return neural_features_of(AuditedModel(model, **settings), x, initial=initial, layers=layers, outputs=outputs)
+    return neural_features_of(AuditedModel(model, **settings), x=x, initial=initial, layers=layers, outputs=outputs)
 
 
 def neural_features_of(
     audited: AuditedModel,
-    x: Inputs,
     *,
+    x: Inputs | None = None,
     initial: Mapping[str, Tensor] | None = None,
     layers: str | Sequence[str] | None = None,
     outputs: int | Directions | None = None,
 ) -> NeuralFeatures:
-    """The neural features of an audited model: see `fl.neural_features`."""
-    ranks, request = audited.request.group, audited.request
+    """Compute NFM, AGOP and PTK covariance of every linear map: see `fl.neural_features`."""
+    ranks, request, x = audited.request.group, audited.request, audited.inputs(x)
     with ranks.together() as block:
         if outputs is not None and (isinstance(outputs, bool) or not isinstance(outputs, int | Directions)):
             raise InputTypeError(

@@ -1,8 +1,8 @@
 """The empirical tangent kernel of any network, exactly."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Literal, TypeVar, Unpack, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,6 @@ from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import PlannedKernel, plan_key, still_fits
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
-
-Found = TypeVar("Found")
 
 
 @overload
@@ -140,24 +138,89 @@ def ntk(
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-    audited = AuditedModel(model, **settings)
-    if sketch is not None:
-        return sketched_kernel(audited, x, x2, sketch, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
-    return tangent_kernel(audited, x, x2, outputs=outputs, by=by, optimizer=optimizer, verify=verify)
+    return ntk_of(  # type: ignore[call-overload,no-any-return]
+        AuditedModel(model, **settings),
+        x2,
+        x=x,
+        outputs=outputs,
+        by=by,
+        optimizer=optimizer,
+        verify=verify,
+        sketch=sketch,
+    )
 
 
-def tangent_kernel(
+@overload
+def ntk_of(
     audited: AuditedModel,
-    x: Inputs,
     x2: Inputs | None = None,
     *,
+    x: Inputs | None = None,
+    outputs: Outputs = "mean",
+    by: Literal["network"] = "network",
+    optimizer: Optimizer | None = None,
+    verify: bool = False,
+    sketch: None = None,
+) -> Tensor: ...
+@overload
+def ntk_of(
+    audited: AuditedModel,
+    x2: Inputs | None = None,
+    *,
+    x: Inputs | None = None,
+    outputs: Outputs = "mean",
+    by: Literal["layer", "parameter"],
+    optimizer: Optimizer | None = None,
+    verify: bool = False,
+    sketch: None = None,
+) -> Kernels: ...
+@overload
+def ntk_of(
+    audited: AuditedModel,
+    x2: Inputs | None = None,
+    *,
+    x: Inputs | None = None,
+    outputs: Outputs = "mean",
+    by: Literal["network"] = "network",
+    optimizer: Optimizer | None = None,
+    verify: bool = False,
+    sketch: Sketch,
+) -> Estimate: ...
+@overload
+def ntk_of(
+    audited: AuditedModel,
+    x2: Inputs | None = None,
+    *,
+    x: Inputs | None = None,
+    outputs: Outputs = "mean",
+    by: Literal["layer", "parameter"],
+    optimizer: Optimizer | None = None,
+    verify: bool = False,
+    sketch: Sketch,
+) -> dict[str, Estimate]: ...
+def ntk_of(
+    audited: AuditedModel,
+    x2: Inputs | None = None,
+    *,
+    x: Inputs | None = None,
     outputs: Outputs = "mean",
     by: str = "network",
     optimizer: Optimizer | None = None,
     verify: bool = False,
-) -> Tensor | Kernels:
-    """The tangent kernel of an audited model: see `fl.ntk`."""
-    if audited.request.group.given:
+    sketch: Sketch | None = None,
+) -> Tensor | Kernels | Estimate | dict[str, Estimate]:
+    """Compute the tangent kernel: see `fl.ntk`. `x` replaces the inputs of the Session in this call."""
+    x, ranks = audited.inputs(x), audited.request.group
+    if sketch is not None:
+        from featlearn.kernel.sketched_kernel import checked_sketch, sketched_kernels
+
+        with ranks.together():  # one rank alone may ask for it
+            checked_sketch(sketch, outputs, verify)
+            if ranks.given:
+                raise InputValueError(
+                    "sketch= with group=, expected one of them: sketched kernels are not divided among ranks"
+                )
+    if ranks.given:
         from featlearn.kernel.divided_kernel import divided_kernels
 
         divided = divided_kernels(
@@ -167,57 +230,26 @@ def tangent_kernel(
     if rates := checked_rates(audited, outputs, by, optimizer, verify):
         rates = whole_tensors(rates)
 
-    def measured(measurement: Measurement) -> Kernels:
-        return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
+    def measure(measurement: Measurement) -> Kernels | dict[str, Estimate]:
+        if sketch is None:
+            return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
+        return sketched_kernels(measurement, audited, sketch, outputs, by, rates)
 
-    kernels = _measured_once_more(audited, x, x2, measured)
+    inputs = [x] if x2 is None else [x, x2]
+    try:
+        kernels = _measure(audited, inputs, measure)
+    except ChangedOutputsError:  # a flag of the model, say, since an earlier call
+        audited.forget()
+        kernels = _measure(audited, inputs, measure)
     return kernels[""] if by == "network" else kernels
 
 
-def sketched_kernel(
-    audited: AuditedModel,
-    x: Inputs,
-    x2: Inputs | None,
-    sketch: Sketch,
-    *,
-    outputs: Outputs = "mean",
-    by: str = "network",
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
-) -> Estimate | dict[str, Estimate]:
-    """The sketched kernel of an audited model: see `fl.ntk`."""
-    from featlearn.kernel.sketched_kernel import checked_sketch, sketched_kernels
-
-    with audited.request.group.together():  # one rank alone may ask for it
-        checked_sketch(sketch, outputs, verify)
-        if audited.request.group.given:
-            raise InputValueError(
-                "sketch= with group=, expected one of them: sketched kernels are not divided among ranks"
-            )
-    rates = whole_tensors(checked_rates(audited, outputs, by, optimizer, verify))
-
-    def measured(measurement: Measurement) -> dict[str, Estimate]:
-        return sketched_kernels(measurement, audited, sketch, outputs, by, rates)
-
-    found = _measured_once_more(audited, x, x2, measured)
-    return found[""] if by == "network" else found
-
-
-def _measured_once_more(
-    audited: AuditedModel, x: Inputs, x2: Inputs | None, measured: Callable[[Measurement], Found]
-) -> Found:
-    """What is measured, once more where the model gives other outputs than in an earlier call."""
-
-    def attempt() -> Found:
-        # Until all that was measured with is gone: the collector would take it for lasting.
-        with collector_paused(), audited.measuring([x] if x2 is None else [x, x2], by_layer=True) as measurement:
-            return measured(measurement)
-
-    try:
-        return attempt()
-    except ChangedOutputsError:  # a flag of the model, say, since an earlier call
-        audited.forget()
-        return attempt()
+def _measure(
+    audited: AuditedModel, inputs: Sequence[Inputs], measure: Callable[[Measurement], Kernels | dict[str, Estimate]]
+) -> Kernels | dict[str, Estimate]:
+    # Paused until all that was measured with is gone: the collector would take it for lasting.
+    with collector_paused(), audited.measuring(inputs, by_layer=True) as measurement:
+        return measure(measurement)
 
 
 def checked_rates(

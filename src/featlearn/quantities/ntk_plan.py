@@ -23,7 +23,7 @@ from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device, RankCosts, checked_device, checked_ranks, rank_costs
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch
-from featlearn.quantities.ntk import checked_by, checked_rates
+from featlearn.quantities.ntk import checked_rates
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
@@ -80,11 +80,10 @@ def plan(
     several devices (`.rank_costs`): compute, bytes moved and memory of each, and where the time goes; it was not run on
     several GPUs. Devices are V100, A100, H100, H200, B200, or a `featlearn.planning.rank_costs.Device`.
     """
-    checked_by(by)
-    return kernel_plan(
+    return plan_of(
         AuditedModel(model, **settings),
-        x,
         x2,
+        x=x,
         outputs=outputs,
         by=by,
         optimizer=optimizer,
@@ -95,11 +94,11 @@ def plan(
     )
 
 
-def kernel_plan(
+def plan_of(
     audited: AuditedModel,
-    x: Inputs,
     x2: Inputs | None = None,
     *,
+    x: Inputs | None = None,
     outputs: Outputs = "mean",
     by: str = "network",
     optimizer: Optimizer | None = None,
@@ -108,7 +107,8 @@ def kernel_plan(
     ranks: int | None = None,
     device: str | Device = "H100",
 ) -> Plan | SketchPlan:
-    """Plan `tangent_kernel`, or `sketched_kernel`: what it does and costs."""
+    """Estimate the cost of `ntk` with the same arguments: see `fl.plan`."""
+    x = audited.inputs(x)
     if audited.request.group.given:
         raise InputValueError("group=..., expected none: fl.plan divides no samples; ranks= models several devices")
     if ranks is not None and (sketch is not None or x2 is not None):

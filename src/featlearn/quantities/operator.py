@@ -24,6 +24,7 @@ from featlearn.linalg.krylov import EigenPairs, top_eigenpairs
 from featlearn.linalg.nystrom import RandomProducts, norm, sketched_norm, survey_columns
 from featlearn.linalg.sampling import averaged
 from featlearn.network.checks import trainable_parameters, unwrapped
+from featlearn.network.inputs import Inputs
 from featlearn.network.isolation import random_state_kept
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.columns import KernelColumns, squared_gradients
@@ -320,6 +321,11 @@ class NTKOperator:
             shaped = rows.flatten(1).T
         kind = torch.promote_types(v.dtype, rows.dtype) if v.is_floating_point() else rows.dtype
         return shaped.to(v.device, kind)
+
+
+def operator_of(audited: AuditedModel, *, x: Inputs | None = None, optimizer: Optimizer | None = None) -> NTKOperator:
+    """Return the tangent kernel as an operator that is never formed: see `fl.NTKOperator`."""
+    return NTKOperator.of(audited, audited.inputs(x), optimizer)
 
 
 def column_count(vectors: Any, samples: int, outputs: int) -> int:

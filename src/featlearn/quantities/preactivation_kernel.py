@@ -47,19 +47,20 @@ def ptk(
     Returns:
         (P, P2); (P, P2, C, C) for `"full"`; with `positions` (P, T, P2, T2), and (P, T, P2, T2, C, C). No 1/n.
     """
-    return ptk_of(AuditedModel(model, **settings), x, x2, layer=layer, outputs=outputs, positions=positions)
+    return ptk_of(AuditedModel(model, **settings), x2, x=x, layer=layer, outputs=outputs, positions=positions)
 
 
 def ptk_of(
     audited: AuditedModel,
-    x: Inputs,
     x2: Inputs | None = None,
     *,
     layer: str,
+    x: Inputs | None = None,
     outputs: int | Literal["sum", "full"] = "sum",
     positions: bool = False,
 ) -> Tensor:
-    """Compute the PTK of an audited model: see `fl.quantities.ptk`."""
+    """Compute the pre-activation tangent kernel of one layer: see `fl.quantities.ptk`."""
+    x = audited.inputs(x)
     audited.request.refuse("ptk", "parameters", "group")
     if not isinstance(layer, str):
         raise InputTypeError(f"layer is {layer!r}, expected the name of one layer, as fl.neural_features gives it")

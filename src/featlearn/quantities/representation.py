@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.audit.random_outputs import refuse_random_outputs
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.factors import Dense
 from featlearn.contraction.kernel_sum import Captured, KernelSum
 from featlearn.distributed.sharded_model import whole_weights
@@ -20,7 +21,7 @@ from featlearn.network.checks import (
     unwrapped,
 )
 from featlearn.network.copies import copied
-from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, cast_inputs, checked_dtype, tensors_in
+from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, cast_inputs, tensors_in
 from featlearn.network.isolation import undisturbed
 from featlearn.network.state import Inventory
 from featlearn.ops import Layout
@@ -59,30 +60,43 @@ def representation_kernels(
         Layer name -> (P, P2): K[i, j] = sum over positions and features of h_i h_j, no division. A layer called several
         times counts all of its calls, one after the other.
     """
+    audited = AuditedModel(model, dtype=dtype, memory=memory)
+    return representation_kernels_of(audited, x2, x=x, of=of, layers=layers)
+
+
+def representation_kernels_of(
+    audited: AuditedModel,
+    x2: Inputs | None = None,
+    *,
+    x: Inputs | None = None,
+    of: Literal["input", "output"] = "input",
+    layers: str | Sequence[str] | None = None,
+) -> dict[str, Tensor]:
+    """Compute Gram matrices of each layer's input or output: see `fl.quantities.representation_kernels`."""
     if of not in ("input", "output"):
         raise InputValueError(f"of={of!r}, expected 'input' or 'output'")
-    checked_dtype(dtype)
+    x, model, request = audited.inputs(x), unwrapped(audited.model), audited.request
+    request.refuse("representation_kernels", "readout", "parameters", "group")
     inputs = [x] if x2 is None else [x, x2]
     sizes = [batch_size(part, name) for part, name in zip(inputs, ("x", "x2"), strict=False)]
-    given, model = model, unwrapped(model)
     with whole_weights(model), ExitStack() as stack:
         inside = Inventory(model)
         refuse_unmeasurable(inside)
         for part, name in zip(inputs, ("x", "x2"), strict=False):
             refuse_other_device(inside, part, name)
-        named = _chosen_layers(given, model, layers)
+        named = _selected_layers(audited.model, model, layers)
         isolation = stack.enter_context(undisturbed(inside))
         stack.enter_context(torch.no_grad())
-        twin = copied(model, dtype) if inside.needs_copy(dtype) else model
+        twin = copied(model, request.dtype) if inside.needs_copy(request.dtype) else model
         with undisturbed(Inventory(twin)), torch.no_grad():
             batches = tuple(
-                ModelWithInputs(twin, cast_inputs(part, dtype), size, None, isolation.rewind)
+                ModelWithInputs(twin, cast_inputs(part, request.dtype), size, None, isolation.rewind)
                 for part, size in zip(inputs, sizes, strict=True)
             )
             modules = {name: twin.get_submodule(inner) for name, inner in named.items()}
 
             def measure(*several: ModelWithInputs) -> dict[str, Tensor]:
-                return _kernels(several, modules, of, layers is not None, memory)
+                return _kernels(several, modules, of, layers is not None, request.memory)
 
             kernels = measure(*batches)
             if isolation.random.has_drawn():
@@ -111,10 +125,10 @@ def outputs_with_features(batch: ModelWithInputs, chunk: int = 256) -> tuple[Ten
     return torch.cat(outputs), torch.cat(features) if whole else None
 
 
-def _chosen_layers(given: nn.Module, model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, str]:
-    """Names in the module that was given -> names in the module inside its wrappers."""
+def _selected_layers(wrapped: nn.Module, model: nn.Module, layers: str | Sequence[str] | None) -> dict[str, str]:
+    """Return names in the user's module -> names in the module inside its wrappers."""
     places = {id(part): name for name, part in model.named_modules()}
-    inside = {name: places[id(part)] for name, part in given.named_modules() if id(part) in places}
+    inside = {name: places[id(part)] for name, part in wrapped.named_modules() if id(part) in places}
     if layers is not None:
         return {name: inside[name] for name in matching(list(inside), layers, "layers", "module")}
     found = {

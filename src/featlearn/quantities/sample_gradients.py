@@ -1,15 +1,17 @@
-"""Per-sample gradients of a model, chunk by chunk: what quantities are made of."""
+"""Per-sample gradients of a model, chunk by chunk, and their squared norms: the diagonal of the tangent kernel."""
 
 from collections.abc import Iterator
-from typing import Unpack
+from typing import Literal, Unpack, overload
 
+import torch
 from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.factors import Gradients
 from featlearn.contraction.kernel_sum import kernel_keys
-from featlearn.errors import InputValueError
-from featlearn.gradients.directions import Directions, output_directions
+from featlearn.errors import InputValueError, NotFiniteError
+from featlearn.gradients.directions import Directions, Outputs, output_directions
+from featlearn.kernel.execution import NOT_FINITE
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs
 from featlearn.planning.kernel_plan import samples_within
@@ -50,13 +52,17 @@ def gradients(
         `.squared_norms()` (samples, K) does not form it where that is cheaper. Parameters that no sample of the chunk
         reaches are left out.
     """
-    return gradients_of(AuditedModel(model, **settings), x, outputs=outputs, by=by)
+    return gradients_of(AuditedModel(model, **settings), x=x, outputs=outputs, by=by)
 
 
 def gradients_of(
-    audited: AuditedModel, x: Inputs, *, outputs: int | str | Directions | Tensor = "each", by: str = "parameter"
+    audited: AuditedModel,
+    *,
+    x: Inputs | None = None,
+    outputs: int | str | Directions | Tensor = "each",
+    by: str = "parameter",
 ) -> Iterator[tuple[slice, str, Gradients]]:
-    """Yield the gradients of an audited model: see `fl.quantities.gradients`."""
+    """Yield per-sample gradients, chunk by chunk: see `fl.quantities.gradients`."""
     audited.request.refuse("gradients", "group")
     if by not in ("parameter", "layer"):
         raise InputValueError(f"by={by!r}, expected 'parameter' or 'layer'")
@@ -65,7 +71,7 @@ def gradients_of(
             f"outputs={outputs!r}, expected 'each', an output's number, fl.Directions(k) or directions (K, C); sum or "
             "average what you make of each output"
         )
-    with audited.measuring([x]) as measurement:
+    with audited.measuring([audited.inputs(x)]) as measurement:
         keys = kernel_keys(measurement.parameters, by)
         directions = _directions(outputs, measurement.classes)
         for samples, name, part in each_chunk(measurement, directions, "gradients", dense=True):
@@ -107,3 +113,81 @@ def _directions(outputs: int | str | Directions | Tensor, classes: int) -> Tenso
         return directions
     selection = output_directions(outputs, classes)  # type: ignore[arg-type]
     return selection.rows(slice(0, selection.count))
+
+
+@overload
+def ntk_diagonal(
+    model: nn.Module,
+    x: Inputs,
+    *,
+    outputs: Outputs = "mean",
+    by: Literal["network"] = "network",
+    **settings: Unpack[Settings],
+) -> Tensor: ...
+@overload
+def ntk_diagonal(
+    model: nn.Module,
+    x: Inputs,
+    *,
+    outputs: Outputs = "mean",
+    by: Literal["layer", "parameter"],
+    **settings: Unpack[Settings],
+) -> dict[str, Tensor]: ...
+@name_keywords("The kernel does not depend on targets, so drop `y`.")
+def ntk_diagonal(
+    model: nn.Module,
+    x: Inputs,
+    *,
+    outputs: Outputs = "mean",
+    by: str = "network",
+    **settings: Unpack[Settings],
+) -> Tensor | dict[str, Tensor]:
+    """K(x_i, x_i) for every sample: the diagonal of `fl.ntk` without the rest, in time and memory linear in P.
+
+    Args:
+        model, x, by: As for `fl.ntk`.
+        outputs: `"mean"`, `"sum"`, an int, `fl.Directions(k)`: (P,); `"each"`: (C, P).
+        **settings: As for `fl.ntk`, without a `group`.
+
+    Returns:
+        (P,) or (C, P), or a dict of them by layer or parameter; they add up to the network's.
+    """
+    return ntk_diagonal_of(AuditedModel(model, **settings), x=x, outputs=outputs, by=by)  # type: ignore[call-overload,no-any-return]
+
+
+@overload
+def ntk_diagonal_of(
+    audited: AuditedModel, *, x: Inputs | None = None, outputs: Outputs = "mean", by: Literal["network"] = "network"
+) -> Tensor: ...
+@overload
+def ntk_diagonal_of(
+    audited: AuditedModel, *, x: Inputs | None = None, outputs: Outputs = "mean", by: Literal["layer", "parameter"]
+) -> dict[str, Tensor]: ...
+def ntk_diagonal_of(
+    audited: AuditedModel, *, x: Inputs | None = None, outputs: Outputs = "mean", by: str = "network"
+) -> Tensor | dict[str, Tensor]:
+    """Compute the diagonal of the kernel: see `fl.quantities.ntk_diagonal`."""
+    audited.request.refuse("ntk_diagonal", "group")
+    if by not in ("network", "layer", "parameter"):
+        raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
+    if outputs == "full":
+        raise InputValueError("outputs='full', expected 'mean', 'sum', 'each', an output's number or fl.Directions(k)")
+    with audited.measuring([audited.inputs(x)], by_layer=True) as measurement:
+        (batch,) = measurement.batches
+        directions = output_directions(outputs, measurement.classes)
+        keys = kernel_keys(measurement.parameters, by)
+        shape = (batch.samples, directions.count)
+        totals = {
+            key: torch.zeros(shape, dtype=measurement.dtype, device=measurement.device)
+            for key in dict.fromkeys(keys.values())
+        }
+        scratch = byte_budget(audited.request.memory, measurement.device) // 8
+        every = directions.rows(slice(0, directions.count))
+        for samples, name, part in each_chunk(measurement, every, "kernel diagonal"):
+            totals[keys[name]][samples] += part.squared_norms(scratch)
+    for key, total in totals.items():
+        if not bool(total.isfinite().all()):
+            raise NotFiniteError(f"the diagonal{f' of {key}' if by != 'network' else ''} is not finite: {NOT_FINITE}")
+    each = directions.mode == "each"
+    found = {key: t.T.contiguous() if each else t.sum(1) / directions.divisor for key, t in totals.items()}
+    return found[""] if by == "network" else found

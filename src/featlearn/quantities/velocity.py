@@ -53,16 +53,21 @@ def ntk_velocity(
         UnsupportedModelError: If gradients change with the weights in a way that autograd does not see: behind
             `detach`, a straight-through estimator, or a surrogate backward pass.
     """
-    return ntk_velocity_of(AuditedModel(model, **settings), x, y, loss=loss, outputs=outputs)
+    return ntk_velocity_of(AuditedModel(model, **settings), y, x=x, loss=loss, outputs=outputs)
 
 
 def ntk_velocity_of(
-    audited: AuditedModel, x: Inputs, y: Tensor, *, loss: Loss = "sum-half", outputs: str = "mean"
+    audited: AuditedModel,
+    y: Tensor,
+    *,
+    x: Inputs | None = None,
+    loss: Loss = "sum-half",
+    outputs: str = "mean",
 ) -> Tensor:
-    """Compute dK/dt for an audited model: see `fl.quantities.ntk_velocity`."""
+    """Compute dK/dt under gradient flow: see `fl.quantities.ntk_velocity`."""
     if outputs not in ("mean", "sum", "each", "full"):
         raise InputValueError(f"outputs={outputs!r}, expected 'mean', 'sum', 'each' or 'full'")
-    x = audited.paired(x)
+    x = audited.paired(audited.inputs(x))
     velocity, _ = _weight_velocity(audited, x, y, loss)
     moving = _Moving(audited.model, audited.request.readout, velocity)
     names = [f"model.{name}" for name in velocity]
@@ -102,12 +107,12 @@ def feature_speed(
         loss: Training loss. All squared errors give the same number. For another loss L, the error is sqrt(L).
         **settings: As for `fl.quantities.ntk_velocity`.
     """
-    return feature_speed_of(AuditedModel(model, **settings), x, y, loss=loss)
+    return feature_speed_of(AuditedModel(model, **settings), y, x=x, loss=loss)
 
 
-def feature_speed_of(audited: AuditedModel, x: Inputs, y: Tensor, *, loss: Loss = "sum-half") -> float:
-    """Compute the speed of features for an audited model: see `fl.quantities.feature_speed`."""
-    x = audited.paired(x)
+def feature_speed_of(audited: AuditedModel, y: Tensor, *, x: Inputs | None = None, loss: Loss = "sum-half") -> float:
+    """Compute how much faster features change than the error: see `fl.quantities.feature_speed`."""
+    x = audited.paired(audited.inputs(x))
     velocity, error = _weight_velocity(audited, x, y, loss)
     moving = _Moving(audited.model, audited.request.readout, velocity)
     names = [f"model.{name}" for name in velocity]

@@ -12,7 +12,7 @@ from featlearn.errors import InputValueError
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Inputs, batch_size, map_tensors
 from featlearn.planning.memory import byte_budget
-from featlearn.quantities.ntk import tangent_kernel
+from featlearn.quantities.ntk import ntk_of
 
 ROUNDING = 1e-12
 """Negative part of a covariance that rounding in double explains, relative to the prior variance."""
@@ -33,7 +33,7 @@ class FlatKernels:
 
     def matrices(self, x: Inputs, x2: Inputs | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield each key with its kernel (P C, P2 C)."""
-        measured = tangent_kernel(self.audited, x, x2, outputs="full", by=self.by)
+        measured = ntk_of(self.audited, x2, x=x, outputs="full", by=self.by)
         kernels = {"": measured} if isinstance(measured, Tensor) else dict(measured)
         for key in list(kernels):
             kernel = kernels.pop(key)

@@ -16,7 +16,7 @@ from featlearn.linalg.estimate import Estimate
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout, read_any_shape
 from featlearn.network.raw_outputs import raw_outputs
-from featlearn.quantities.ntk import checked_by, tangent_kernel
+from featlearn.quantities.ntk import checked_by, ntk_of
 from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
@@ -120,7 +120,7 @@ def gradient_noise(
     settings["parameters"] = None if globs is None else [f"model.{glob}" for glob in globs]
     audited = AuditedModel(_Losses(unwrapped(model), readout), **settings)
     audited.request.refuse("gradient_noise", "group")
-    kernels = tangent_kernel(audited, (x, slopes), by=by, optimizer=optimizer)
+    kernels = ntk_of(audited, x=(x, slopes), by=by, optimizer=optimizer)  # type: ignore[call-overload]
     if isinstance(kernels, Tensor):
         return _noise_of(kernels, slopes)
     return {name.removeprefix("model").removeprefix("."): _noise_of(k, slopes) for name, k in kernels.items()}
