@@ -96,6 +96,11 @@ def divides(method: JvpMethod) -> bool:
     return method is not _per_sample
 
 
+def is_functional(method: JvpMethod) -> bool:
+    """Whether a method runs the network with the tensors of `Measurement.parameters`, wherever they come from."""
+    return method in _FORWARD
+
+
 def _gaussian(like: Tensor, generator: torch.Generator) -> Tensor:
     drawn = torch.randn(like.shape, generator=generator, dtype=torch.float64, device="cpu")
     return drawn.to(like.device)
@@ -313,10 +318,8 @@ def _dual_outputs(
 ) -> tuple[Tensor, Tensor]:
     """Return (n, C) outputs, and the product with the k-th vector."""
     with context(), forward_ad.dual_level():
-        duals = {
-            name: forward_ad.make_dual(parameter.detach(), tangents[name][k].to(parameter))
-            for name, parameter in measurement.parameters.items()
-        }
+        plain = {name: parameter.detach() for name, parameter in measurement.parameters.items()}
+        duals = plain | {name: forward_ad.make_dual(plain[name], u[k].to(plain[name])) for name, u in tangents.items()}
         if changes is not None:
             return _parts_of_dual(changed_outputs(division, batch, duals, changes))
         return _parts_of_dual(replace(batch, model=Reparametrized(batch.model, duals)).outputs(_all(batch)))
