@@ -164,15 +164,18 @@ def _answer(
     complete: bool = True,
     networks: Mapping[Path, Any] = MappingProxyType({}),
 ) -> Answer:
-    from featlearn.diagnosis import diagnose as verdict_on
+    from featlearn.diagnosis.findings import Findings
+    from featlearn.diagnosis.verdict import diagnose_findings
     from featlearn.record import open_run
+    from featlearn.reporting.page import report
 
     runs = [open_run(path) for path in paths]
     for path, run in zip(paths, runs, strict=True):
         run.network = networks.get(path)  # advice is tried on it
-    each = [verdict_on(run) for run in runs]
-    together = each[0] if len(each) == 1 else verdict_on(runs)
-    page = _page(runs, folder / "report.html") if with_report else None
+    findings = [Findings(run) for run in runs]
+    each = [diagnose_findings([one]) for one in findings]
+    together = each[0] if len(each) == 1 else diagnose_findings(findings)
+    page = report(together, folder / "report.html") if with_report else None
     diverged = [run.name for run, one in zip(runs, each, strict=True) if one.diverged]
     code = INTERRUPTED if not complete else FAILED if diverged else DONE
     data = {
@@ -288,12 +291,6 @@ def curves(runs: "Sequence[Run]") -> list[Panel]:
             pairs = [run.scalar(name) for run in runs]
             found.append(Panel(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
     return found
-
-
-def _page(runs: "Sequence[Run]", path: Path) -> Path:
-    from featlearn.reporting.page import report
-
-    return report(runs, path)
 
 
 def _new_folder(subject: str | None, settings: TrainingSettings) -> Path:
