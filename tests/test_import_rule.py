@@ -17,7 +17,7 @@ CONTRACTION = {"errors", "shapes", "torch_internals", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "separation", "network", "gradients"}
 MEASUREMENT = GRADIENTS | {"audit", "distributed", "request", "measurement"}
 AUDITED_MODEL = MEASUREMENT | {"planning", "readouts", "audited_model"}
-MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities", "readouts", "session"}
+MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "linearization", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citation_index", "citations", "comparison", "data", "models", "statistics", "steer"}
 LIBRARY |= {"explorer", "integrations", "monitoring", "sweeps", "widths"}
@@ -46,7 +46,8 @@ ALLOWED: dict[str, set[str]] = {
     "request": {"errors", "network", "distributed"},
     "audited_model": MEASUREMENT | {"planning", "readouts"},
     "kernel": FOUNDATION | AUDITED_MODEL | {"readouts"},
-    "quantities": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "readouts", "dynamics"},
+    "linearization": FOUNDATION | AUDITED_MODEL | {"kernel"},
+    "quantities": FOUNDATION | AUDITED_MODEL | {"linear_maps", "linearization", "kernel", "readouts", "dynamics"},
     "session": FOUNDATION | AUDITED_MODEL | {"linear_maps", "kernel", "quantities"},
     "statistics": FOUNDATION | AUDITED_MODEL | {"kernel", "quantities"},
     "metrics": FOUNDATION,

@@ -5,26 +5,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from featlearn.audit.random_outputs import outputs_and_gradients, refuse_random_outputs
+from featlearn.audit.side_effects import (
+    outputs_and_gradients,
+    refuse_foreign_weights,
+    refuse_random_outputs,
+    refuse_rewriting,
+)
 from featlearn.distributed.agreement import same_arguments, same_outputs, same_tensors, smallest_budget
 from featlearn.distributed.group import Expectation, RankGroup
 from featlearn.distributed.sharded_model import ShardedWeights, idle_parts, sharded_weights, whole_weights
 from featlearn.errors import FeatlearnError, InputValueError, UnsupportedModelError
-from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import build_graph
 from featlearn.measurement import Audits, Measurement, OutputFacts
 from featlearn.network.checks import admitted, trainable_parameters, unwrapped
-from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size, cast_inputs, map_tensors, tensors_in
+from featlearn.network.inputs import (
+    Inputs,
+    ModelWithInputs,
+    Readout,
+    batch_size,
+    cast_inputs,
+    checked_dtype,
+    map_tensors,
+    tensors_in,
+)
 from featlearn.network.isolation import Isolation, undisturbed
 from featlearn.network.state import Inventory
 from featlearn.planning.memory import byte_budget, free_bytes, readable_bytes
 from featlearn.readouts import TARGET_TYPES, LastPositionError, LogProbability
-from featlearn.request import Request, Settings
+from featlearn.request import Request
 
 if TYPE_CHECKING:
     from featlearn.distributed.layered_weights import LayeredWeights
@@ -32,10 +45,25 @@ if TYPE_CHECKING:
     from featlearn.planning.plan import PlannedKernel
 
 
-class AuditedModel:
-    """The arguments that all measurements of a model share, and what they have found out.
+class Settings(TypedDict, total=False):
+    """Keyword arguments that every function measuring a model accepts."""
 
-    Audits and plans are kept by what they depend on. Everything that may change with the weights or the samples is
+    readout: Readout | None
+    """Map from the model's output to (P,) or (P, C): `readout(output)` or `readout(output, x)`."""
+    parameters: str | Sequence[str] | None
+    """Glob or list of globs, such as `"layers.*.weight"`. Only matching parameters count; None for all."""
+    dtype: torch.dtype | None
+    """`torch.float64` to measure a copy of the model in double precision; None for the model's own precision."""
+    memory: str | int | None
+    """Byte budget, such as `"2GiB"`; None for half of the free memory."""
+    group: object
+    """`"world"` or a process group whose ranks divide the samples; None to divide nothing."""
+
+
+class AuditedModel:
+    """A model, the settings of its measurements, and what they have shown of it.
+
+    Audits and plans are stored by what they depend on. Everything that may change with the weights or the samples is
     checked in each measurement.
     """
 
@@ -43,7 +71,14 @@ class AuditedModel:
     """Inputs of calls that pass none; only a Session has some."""
 
     def __init__(self, model: nn.Module, request: Request | None = None, **settings: Unpack[Settings]) -> None:
-        self.model, self.request = model, request or Request.of(**settings)
+        self.model = model
+        self.request = request or Request(
+            readout=settings.get("readout"),
+            parameters=settings.get("parameters"),
+            dtype=checked_dtype(settings.get("dtype")),
+            memory=settings.get("memory"),
+            group=RankGroup(settings.get("group")),
+        )
         self.audits = Audits()
         self.plans: dict[object, PlannedKernel] = {}
 
@@ -55,42 +90,29 @@ class AuditedModel:
         reuse: bool = False,
         keep_weights: bool = False,
         by_layer: bool = False,
-    ) -> Iterator[Measurement]:
-        """Isolate the model; everything measured inside leaves no trace on it.
-
-        `reuse`: several quantities share a captured chunk. `keep_weights`: ops keep the weights they meet, which takes
-        inputs that need gradients; where the model does not bear them it is measured without. `by_layer`: nothing but
-        passes needs the weights, so that those of a sharded model may be gathered layer by layer.
-        """
-        with (
-            self._weights(by_layer) as layered,
-            self._entering(inputs, reuse, layered, keep_weights=keep_weights) as measurement,
-        ):
-            yield measurement
-
-    @contextmanager
-    def measuring_together(
-        self,
-        inputs: Sequence[Inputs],
-        *,
-        common: Inputs,
-        keep_weights: bool = False,
-        by_layer: bool = False,
+        common: Inputs | None = None,
         expected: Sequence[Expectation] = (),
     ) -> Iterator[Measurement]:
-        """The same on every rank of the group, each with its inputs, after a check that all have the same network.
+        """Isolate the model. What is measured inside leaves no trace on it.
 
-        `common`: samples that all ranks have; the outputs of two of them are compared. `expected`: what else must be
-        the same, compared in the same exchange.
+        Args:
+            inputs: Batches to measure: one, or two for a cross kernel.
+            reuse: Hold the last captured chunk of every batch, for several quantities of the same samples.
+            keep_weights: Have ops save the weights that they multiply. Inputs then need gradients; models that reject
+                such inputs are measured without.
+            by_layer: Allow weights of a sharded model to be gathered layer by layer. Only passes may read weights then.
+            common: Samples that all ranks of the group have. Ranks enter together, after a check that all have the same
+                network, which compares the outputs of two of these samples.
+            expected: Other values that must agree on all ranks.
         """
-        with self._weights(by_layer) as layered:
-
-            def same(measurement: Measurement) -> list[Expectation]:
-                return [*expected, *self._same_network(measurement, common, layered)]
-
-            entering = self._entering(inputs, False, layered, keep_weights=keep_weights)
-            with self.request.group.entered(entering, same) as measurement:
-                yield measurement
+        with ExitStack() as stack:
+            layered = stack.enter_context(self._gathered_weights(by_layer))
+            entering = self._entering(inputs, reuse, layered, keep_weights=keep_weights)
+            if common is not None:
+                entering = self.request.group.entered(
+                    entering, lambda measurement: [*expected, *self._same_network(measurement, common, layered)]
+                )
+            yield stack.enter_context(entering)
 
     def _refuse_dependent(self, inputs: Sequence[Inputs]) -> None:
         """Refuse inputs computed from the parameters: a measurement would cut the gradient through them."""
@@ -113,7 +135,7 @@ class AuditedModel:
     def _same_network(
         self, measurement: Measurement, common: Inputs, layered: "LayeredWeights | None"
     ) -> list[Expectation]:
-        """Which parameters are trained, all weights, and the outputs of two samples."""
+        """Expect equal weights, equal outputs of two samples, and the same parameters to be trained."""
         model, batch, samples = measurement.model, measurement.batches[0], batch_size(common)
         trained = {f"requires_grad of {name}": p.requires_grad for name, p in model.named_parameters()}
         # Ranks that share the shards of a weight gather the same.
@@ -133,8 +155,8 @@ class AuditedModel:
         ]
 
     @contextmanager
-    def _weights(self, by_layer: bool) -> "Iterator[LayeredWeights | None]":
-        """The weights of a sharded model at hand: all of them, or layer by layer where they do not fit."""
+    def _gathered_weights(self, by_layer: bool) -> "Iterator[LayeredWeights | None]":
+        """Gather the weights of a sharded model: all of them, or layer by layer where they do not fit."""
         model = unwrapped(self.model)
         if "torch.distributed.fsdp" not in sys.modules or not idle_parts(model):
             yield None
@@ -160,7 +182,7 @@ class AuditedModel:
                 self.request.group.settle = lambda: None
 
     def _fits(self, shards: ShardedWeights, *, by_layer: bool) -> bool:
-        """Whether all weights are gathered at once, which all ranks answer alike; refused where nothing is possible."""
+        """Return whether to gather all weights at once, the same on all ranks; raise if they do not fit either way."""
         ranks, device, memory = shards.ranks, shards.device, self.request.memory
         budget = smallest_budget(ranks, byte_budget(memory, device), device, measured=memory is None)
         budget = smallest_budget(self.request.group, budget, device, measured=False)
@@ -184,7 +206,7 @@ class AuditedModel:
         *,
         keep_weights: bool,
     ) -> Iterator[Measurement]:
-        """Enter a measurement, with inputs that need gradients where ops are to keep the weights they meet."""
+        """Enter a measurement, with targets passed to the model if it gives all its logits only then."""
         self._refuse_dependent(inputs)
         inputs = [self.paired(x) for x in inputs]
         with ExitStack() as stack:
@@ -222,9 +244,10 @@ class AuditedModel:
         layered: "LayeredWeights | None",
         keep_weights: bool,
     ) -> Measurement:
+        """Enter a measurement, with inputs that need gradients if ops are to save the weights that they multiply."""
         try:
-            first_choice = [needing_gradients(x) for x in inputs] if keep_weights else inputs
-            return stack.enter_context(self._measuring(first_choice, reuse, layered))
+            preferred = [needing_gradients(x) for x in inputs] if keep_weights else inputs
+            return stack.enter_context(self._measuring(preferred, reuse, layered))
         except LastPositionError:
             raise
         except FeatlearnError:
@@ -257,7 +280,9 @@ class AuditedModel:
             if twin is not model:
                 inside = Inventory(twin)
                 isolation = stack.enter_context(undisturbed(inside, only_read=not reuse))
-                parameters = dict(zip(originals, counterparts(model, twin, originals), strict=True))
+                names = {id(p): name for name, p in model.named_parameters()}
+                copies = dict(twin.named_parameters())
+                parameters = {name: copies[names[id(p)]] for name, p in originals.items()}
             batches = tuple(
                 ModelWithInputs(
                     model=twin,
@@ -300,7 +325,7 @@ class AuditedModel:
                 refuse_random_outputs(batches, isolation.random, measure)
 
     def _state_default(self, batches: Sequence[ModelWithInputs]) -> None:
-        """State once what is measured where no readout was passed."""
+        """Print what is measured without a readout, once for each Session."""
         default = next((batch.default for batch in batches if batch.default is not None), None)
         if default is not None and self.audits.default is None:
             self.audits.default = default
@@ -310,12 +335,12 @@ class AuditedModel:
     def _establish(
         self, measurement: Measurement, original: nn.Module, results: Sequence["StoredResult"], isolation: Isolation
     ) -> bool:
-        """Set number of outputs, precision and device; return whether samples were run to find them."""
+        """Set number of outputs, precision and device; return whether samples had to be run."""
         all_facts, ran = [], False
         for number, batch in enumerate(measurement.batches):
             known = measurement.known(batch)
             if known.facts is None:
-                known.facts, ran = _first_look(measurement, number, original, results, isolation), True
+                known.facts, ran = _output_facts(measurement, number, original, results, isolation), True
             all_facts.append(known.facts)
         first, last = all_facts[0], all_facts[-1]
         if first.classes != last.classes:
@@ -332,17 +357,17 @@ class AuditedModel:
         self.plans.clear()
 
     def of_copy(self, model: nn.Module) -> "AuditedModel":
-        """Return the same for a copy of the model with other weights, which shares the audits."""
+        """Return an audited model for a copy with other weights, which shares the audits."""
         twin = AuditedModel(model, replace(self.request, parameters=None, group=RankGroup()))
         twin.audits = self.audits
         return twin
 
 
 def needing_gradients(x: Inputs) -> Inputs:
-    """Inputs that need gradients, as copies."""
+    """Return copies of inputs that need gradients."""
 
     def change(tensor: Tensor) -> Tensor:
-        # No leaf: a model may write to its input.
+        # Not a leaf: a model may write to its input.
         tensor = tensor.clone() if tensor.is_inference() else tensor
         return tensor.detach().requires_grad_().clone() if tensor.is_floating_point() else tensor
 
@@ -350,17 +375,17 @@ def needing_gradients(x: Inputs) -> Inputs:
         return map_tensors(x, change)
 
 
-def _first_look(
+def _output_facts(
     measurement: Measurement, number: int, original: nn.Module, results: Sequence["StoredResult"], isolation: Isolation
 ) -> OutputFacts:
-    """Run a few samples, and refuse what cannot be measured."""
+    """Run a few samples, and refuse models that cannot be measured."""
     before = dict(measurement.model.named_parameters())
     try:
         example = measurement.example(number)
     finally:  # where a pass has failed, weights that it has set are the likely cause
-        _refuse_rewriting(measurement.model, before, isolation)
+        refuse_rewriting(measurement.model, before, isolation.state)
     if measurement.model is not original:
-        _refuse_followers(measurement.originals, results, example)
+        refuse_foreign_weights(measurement.originals, results, example)
     measurement.has_gradient = example.graph is not None
     outputs, activations = example.outputs, 0
     if example.graph is not None and outputs.device.type != "cpu":
@@ -371,42 +396,3 @@ def _first_look(
         device=outputs.device,
         launch_bytes=activations,
     )
-
-
-def counterparts(original: nn.Module, twin: nn.Module, parameters: Mapping[str, Tensor]) -> list[Tensor]:
-    """The parameters of a copy that stand where these stand in the original."""
-    places = {id(p): name for name, p in original.named_parameters()}
-    found = dict(twin.named_parameters())
-    return [found[places[id(p)]] for p in parameters.values()]
-
-
-def _refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], isolation: Isolation) -> None:
-    """A forward pass that sets weights (max_norm, initialization from data) or makes new ones."""
-    after = dict(model.named_parameters())
-    rewritten = isolation.state.rewritten()
-    changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
-    changed = changed or [name for name, parameter in before.items() if id(parameter) in rewritten]
-    if changed:
-        raise UnsupportedModelError(
-            f"a forward pass in eval mode rewrites {', '.join(changed[:5])}, expected a model that only reads its "
-            "weights; run it once on a batch of your own if it initializes itself from data"
-        )
-
-
-def _refuse_followers(originals: Mapping[str, Tensor], results: Sequence["StoredResult"], example: Chunk) -> None:
-    """Refuse a copy that does not follow its own weights: through stored results, or through a closure."""
-    reached = example.graph.variables if example.graph is not None else frozenset()
-    for result in results:
-        names = list(build_graph(result.original, originals).leaves) if id(result.leaf) in reached else []
-        if names:
-            raise UnsupportedModelError(
-                f"{', '.join(names[:5])} act through a tensor that the model computed once and keeps, which a copy in "
-                "another precision cannot follow; reset the model's state, or convert the model itself, "
-                "model.double(), and measure that"
-            )
-    own = {id(p) for p in example.parameters.values()}
-    if reached & ({id(p) for p in originals.values()} - own):
-        raise UnsupportedModelError(
-            "a copy of the model still reaches the weights of the original (through a closure or a hook), so it cannot "
-            "be measured in another precision; convert the model itself, model.double(), and measure that"
-        )

@@ -9,18 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from featlearn.audit.audit import AUDITED, Audit, audited, refuse_underflow
-from featlearn.audit.gradient_check import (
-    balanced_gradient,
-    corrected_axes,
-    expect_confirmed,
-    failing_parameters,
-    largest_entry,
-    parameters_at,
-    refuse_closures,
-    refuse_unequal_sums,
-    weighted_gradient,
-)
+from featlearn.audit.audit import AUDITED, Audit, audited, check_readings, read_by, refuse_underflow, unchecked
+from featlearn.audit.gradient_check import correct_axes, expect_confirmed, refuse_closures, refuse_unequal_sums
 from featlearn.audit.independence import Part, expect_independent, piece_count, refuse_coupled, run_parts
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Gradients
@@ -29,12 +19,9 @@ from featlearn.errors import ChangedOutputsError, InputValueError, UnsupportedMo
 from featlearn.gradients.captured import Chunk, GraphReading
 from featlearn.gradients.fallback import sample_gradients
 from featlearn.gradients.formed import backpropagate, formed_gradients
-from featlearn.graph.graph import Node, backward_to
-from featlearn.graph.samples import Axes, Layout
+from featlearn.graph.graph import backward_to
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.network.isolation import CompilerNotLoadedError, load_compiler
-from featlearn.ops import is_built_in
-from featlearn.ops.registry import proved_layouts
 from featlearn.readouts import DefaultReadout
 from featlearn.request import Request
 from featlearn.separation.proof import SeparationProof
@@ -184,7 +171,6 @@ class Measurement:
         audit = audited(chunk, fixed_generator())
         if known is None or anew or known.unseen or not audit.unseen:
             self.audits.graphs[audit.nodes] = audit
-        chunk.unproved = _unproved(chunk)
         return chunk
 
     def _few(self, batch: ModelWithInputs, *, proving: bool) -> Chunk:
@@ -268,13 +254,7 @@ class Measurement:
             self._read(chunk)
         if self.reuse:
             self._last[id(batch)] = begin, end, chunk
-            if whole and self.batches and batch is self.batches[0]:
-                self._examples.setdefault(0, chunk)  # it shows what a few samples would
         return chunk
-
-    def without_captures(self) -> "Measurement":
-        """Return the same measurement before anything was captured."""
-        return replace(self, _examples={}, _last={})
 
     def _run(self, batch: ModelWithInputs, indices: Tensor | slice, begin: int, end: int) -> tuple[Chunk, list[Part]]:
         """Run samples, and again in parts where it is not proved that they do not influence each other."""
@@ -310,29 +290,14 @@ class Measurement:
             if audit is None or axes is None:
                 audit = audited(chunk, fixed_generator())
                 self.audits.graphs.setdefault(audit.nodes, audit)
-                chunk.unproved = _unproved(chunk)
                 return
-            _read_by(chunk, audit, *axes)
+            read_by(chunk, audit, *axes)
             repeatable = chunk.proved is not None and not chunk.structured and not chunk.hooked
             if repeatable and (reading := chunk.reading()) is not None:
                 readings[chunk.count] = KnownReading(reading, chunk.proved, audit)
         chunk.send_to_fallback(audit.to_fallback)
-        if doubted := _unchecked(chunk, audit):
-            self._check(chunk, audit, doubted)
-
-    def _check(self, chunk: Chunk, audit: Audit, names: list[str]) -> None:
-        """Check the readings of parameters that the audit did not see against autograd, on this chunk."""
-        first = weighted_gradient(chunk, names, fixed_generator())
-        seen = {name for name, size in largest_entry(first.gradients).items() if size > 0.0}
-        if not seen:  # behind a readout that begins at zero, say
-            return
-        expected, grads = balanced_gradient(chunk, names, fixed_generator())
-        failed = failing_parameters(chunk, names, expected, grads)
-        chunk.send_to_fallback(failed)
-        if seen & audit.unseen and not chunk.hooked:
-            self.audits.graphs[audit.nodes] = replace(
-                audit, unseen=audit.unseen - seen, to_fallback={**audit.to_fallback, **failed}
-            )
+        if names := unchecked(chunk, audit):
+            self.audits.graphs[audit.nodes] = check_readings(chunk, audit, names, fixed_generator)
 
     def each_gradient(
         self,
@@ -361,8 +326,7 @@ class Measurement:
         grads = found.grads
         if doubtful and self.deferred is not None:
             expect_confirmed(self.deferred, chunk, found)
-        elif doubtful and (wrong := corrected_axes(chunk, found)):
-            _correct(chunk, wrong)
+        elif doubtful and correct_axes(chunk, found):
             readable, lost = chunk.readable(names)
             nodes = chunk.use_layouts(readable)
             grads = {value: found.grads.pop(value) for value in list(found.grads) if value[0] in nodes}
@@ -382,7 +346,7 @@ class Measurement:
             found = backpropagate(
                 chunk, chunk.use_layouts(readable), direction, coded=doubtful, generator=self._generator
             )
-            _correct(chunk, corrected_axes(chunk, found))
+            correct_axes(chunk, found)
             chunk.unproved = frozenset()
 
     def outputs(self, batch: ModelWithInputs, chunk: int = 256) -> Tensor:
@@ -433,44 +397,3 @@ def spread(samples: int) -> slice:
 def _pieces(batch: ModelWithInputs, size: int) -> tuple[Tensor, ...]:
     pieces: tuple[Tensor, ...] = torch.arange(batch.samples, device="cpu").split(size)
     return pieces
-
-
-def _correct(chunk: Chunk, wrong: Mapping[Node, Layout | None]) -> None:
-    """Read a chunk again with other sample axes; parameters at ops that have none go to the fallback."""
-    right = {node: layout for node, layout in wrong.items() if layout is not None}
-    chunk.send_to_fallback(parameters_at(chunk, wrong.keys() - right.keys()))
-    if right:
-        chunk.read({**chunk.axes, **right}, chunk.several_outputs)
-
-
-def _read_by(chunk: Chunk, audit: Audit, axes: Axes, several_outputs: frozenset[Node]) -> None:
-    """Read a chunk with the axes of an audit, as far as the ops of this very batch do not say more."""
-    graph = chunk.graph
-    assert graph is not None
-    # A proof decides where the gradients of an audit were zero and showed nothing; else both must agree.
-    proved = {} if chunk.hooked else proved_layouts(graph, len(chunk.outputs), axes)
-    blank = {graph.order[number] for number in audit.blank}
-    chunk.read({**axes, **{node: layout for node, layout in proved.items() if node in blank}}, several_outputs)
-    used = chunk.use_layouts(chunk.readable(chunk.uses)[0])
-    chunk.unproved = frozenset(node for node, layout in used.items() if proved.get(node) != layout)
-
-
-def _unproved(chunk: Chunk) -> frozenset[Node]:
-    """Ops whose sample axis does not follow from what is known of the ops above them."""
-    assert chunk.graph is not None
-    used = chunk.use_layouts(chunk.readable(chunk.uses)[0])
-    proved = {} if chunk.hooked else proved_layouts(chunk.graph, len(chunk.outputs), used)
-    return frozenset(node for node, layout in used.items() if proved.get(node) != layout)
-
-
-def _unchecked(chunk: Chunk, audit: Audit) -> list[str]:
-    """Parameters that the audit saw no gradient of, and those read by rules that are not built in.
-
-    All of them where the forward pass has put hooks on tensors: gradients at an op are asked for before its hooks.
-    """
-    return [
-        name
-        for name, uses in chunk.uses.items()
-        if uses.fallback_reason is None
-        and (chunk.hooked or name in audit.unseen or not all(map(is_built_in, uses.nodes)))
-    ]

@@ -4,7 +4,7 @@ from typing import Unpack
 
 from torch import nn
 
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.quantities.alignment_estimate import estimate_alignment_of
 from featlearn.quantities.feature_change import features_moved_of
@@ -18,7 +18,6 @@ from featlearn.quantities.preactivation_kernel import ptk_of
 from featlearn.quantities.representation import representation_kernels_of
 from featlearn.quantities.sample_gradients import gradients_of, ntk_diagonal_of
 from featlearn.quantities.velocity import feature_speed_of, ntk_velocity_of
-from featlearn.request import Settings
 from featlearn.signatures import name_keywords, session_method
 
 

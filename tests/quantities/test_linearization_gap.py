@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import InputValueError
-from featlearn.quantities.linearization_gap import TwoStates
+from featlearn.linearization.two_states import TwoStates
 
 P, D, C = 11, 5, 3
 

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import featlearn as fl
 from featlearn.audited_model import AuditedModel
 from featlearn.kernel import jacobian_products
-from featlearn.quantities.linearization_gap import GapMemory, TwoStates
+from featlearn.linearization.two_states import TwoStates
 
 P, D, C = 11, 5, 3
 
@@ -83,11 +83,11 @@ def test_adapters_have_the_gap_of_the_merged_network(link: nn.Module | None):
     expected = fl.linearization_gap(merged(model), x, start, effective=False)
     gap = fl.linearization_gap(model, x, before)
     assert gap == pytest.approx(float(expected), rel=1e-9)
-    for way in ("_forward_mode_math", "_twice_backward", "_twice_backward_elementary"):
-        another = TwoStates(AuditedModel(model), before, memory=GapMemory(getattr(jacobian_products, way))).gap(x)
+    for way in ("forward_mode", "twice_backward"):
+        another = TwoStates(AuditedModel(model), before).gap(x, method=getattr(jacobian_products, way))
         assert another.value == pytest.approx(float(gap), rel=1e-9)
         assert another.plain.value == pytest.approx(gap.plain, rel=1e-9)
-    without = TwoStates(AuditedModel(model), before, memory=GapMemory(jacobian_products._per_sample)).gap(x)
+    without = TwoStates(AuditedModel(model), before).gap(x, method=jacobian_products.per_sample)
     assert (without.value, without.division.merged) == (pytest.approx(gap.plain, rel=1e-9), ())
     assert len(gap.merged) == 2
     assert all(names[0].endswith("down.weight") and names[1].endswith("up.weight") for names in gap.merged)
@@ -106,15 +106,13 @@ def test_an_adapter_of_the_only_layer_has_no_gap():
     assert gap < 1e-12 < 0.3 < gap.plain
 
 
-@pytest.mark.parametrize(
-    "way", ["_forward_mode", "_forward_mode_math", "_twice_backward", "_twice_backward_elementary"]
-)
+@pytest.mark.parametrize("way", ["forward_mode", "twice_backward"])
 def test_an_adapter_of_the_only_layer_has_no_gap_behind_an_output_function(way: str):
     """The output function begins behind the second map of the adapter."""
     torch.manual_seed(0)
     model = nn.Sequential(Adapted(nn.Linear(D, C)), nn.LogSoftmax(1))
     before = moved(model)
-    gap = TwoStates(AuditedModel(model), before, memory=GapMemory(getattr(jacobian_products, way))).gap(inputs())
+    gap = TwoStates(AuditedModel(model), before).gap(inputs(), method=getattr(jacobian_products, way))
     assert gap.value < 1e-12 < 0.1 < gap.plain.value
     assert gap.division.link == ("LogSoftmax",)
 

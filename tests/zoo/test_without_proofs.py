@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import FeatlearnError
 from featlearn.quantities.ntk import ntk_of
-from featlearn.request import Request
 
 from ..references.jacobian import dense_ntk
 from .awkward import CASES, REFUSED
@@ -31,7 +30,7 @@ def sampled(cases: list[Case], step: int) -> list[Any]:
 
 
 def unproved(model: nn.Module, readout: Any) -> AuditedModel:
-    return AuditedModel(model, replace(Request.of(readout=readout), use_proofs=False))
+    return AuditedModel(model, replace(AuditedModel(model, readout=readout).request, use_proofs=False))
 
 
 @pytest.mark.parametrize("case", sampled(INDEPENDENT, 8))

@@ -4,14 +4,15 @@ Only what follows from the code of a forward pass is kept. What may change with 
 checked on every batch: `featlearn.audit.independence`, `featlearn.audit.gradient_check`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from featlearn.audit.gradient_check import (
     WeightedGradient,
+    balanced_gradient,
     disagreement,
     failing_parameters,
     largest_entry,
@@ -22,6 +23,8 @@ from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph, Node, parameter_gradients
 from featlearn.graph.samples import Axes, Layout, ProbedGraph, probed_graph, sample_dimension
+from featlearn.ops import is_built_in
+from featlearn.ops.registry import proved_layouts
 from featlearn.separation.repeated_pass import RepeatedPass
 
 AUDITED = 7
@@ -82,7 +85,54 @@ def audited(chunk: Chunk, generator: torch.Generator) -> Audit:
     unseen = frozenset(name for name, size in largest.items() if size == 0.0)
     if len(chunk.indices) <= AUDITED and not _is_separate(chunk):
         _refuse_coupled_gradients(chunk, probed, generator)
+    chunk.unproved = _unproved(chunk)
     return Audit(graph.structure.names, axes, several, blank, refused, unseen, max(largest.values(), default=0.0))
+
+
+def read_by(chunk: Chunk, audit: Audit, axes: Axes, several_outputs: frozenset[Node]) -> None:
+    """Read a chunk with the sample axes of an audit, unless the ops of this batch prove others."""
+    graph = chunk.graph
+    assert graph is not None
+    # A proof decides where the gradients of an audit were zero and showed nothing; else both must agree.
+    proved = {} if chunk.hooked else proved_layouts(graph, len(chunk.outputs), axes)
+    blank = {graph.order[number] for number in audit.blank}
+    chunk.read({**axes, **{node: layout for node, layout in proved.items() if node in blank}}, several_outputs)
+    chunk.unproved = _unproved(chunk, proved)
+
+
+def _unproved(chunk: Chunk, proved: Mapping[Node, Layout] | None = None) -> frozenset[Node]:
+    """Return ops that use parameters and whose sample axis does not follow from the ops above them."""
+    assert chunk.graph is not None
+    used = chunk.use_layouts(chunk.readable(chunk.uses)[0])
+    if proved is None:
+        proved = {} if chunk.hooked else proved_layouts(chunk.graph, len(chunk.outputs), used)
+    return frozenset(node for node, layout in used.items() if proved.get(node) != layout)
+
+
+def unchecked(chunk: Chunk, audit: Audit) -> list[str]:
+    """Return parameters whose gradients were zero in the audit, and those read by a user's rules.
+
+    All of them where the forward pass put hooks on tensors: gradients at an op are asked for before its hooks.
+    """
+    return [
+        name
+        for name, uses in chunk.uses.items()
+        if uses.fallback_reason is None
+        and (chunk.hooked or name in audit.unseen or not all(map(is_built_in, uses.nodes)))
+    ]
+
+
+def check_readings(chunk: Chunk, audit: Audit, names: list[str], generator: Callable[[], torch.Generator]) -> Audit:
+    """Check the readings of some parameters against autograd on this chunk; return what is then known of the graph."""
+    drawn = weighted_gradient(chunk, names, generator())
+    seen = {name for name, size in largest_entry(drawn.gradients).items() if size > 0.0}
+    if not seen:  # behind a readout that begins at zero, say
+        return audit
+    failed = failing_parameters(chunk, names, *balanced_gradient(chunk, names, generator()))
+    chunk.send_to_fallback(failed)
+    if chunk.hooked or not seen & audit.unseen:
+        return audit
+    return replace(audit, unseen=audit.unseen - seen, to_fallback={**audit.to_fallback, **failed})
 
 
 def refuse_underflow(largest: float, dtype: torch.dtype) -> None:

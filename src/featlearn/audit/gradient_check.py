@@ -249,35 +249,35 @@ def refuse_unequal_sums(
             )
 
 
-def expect_confirmed(deferred: DeferredChecks, chunk: Chunk, found: Backpropagated) -> None:
-    """Require of every op in doubt that its sample axis is confirmed."""
+def expect_confirmed(deferred: DeferredChecks, chunk: Chunk, backpropagated: Backpropagated) -> None:
+    """Require that the sample axis of every op in doubt is confirmed."""
     slack = chunk.precision**0.5
-    for node, _ in found.coded:
-        error = _error(chunk, found, node, _layout(chunk, node))
+    for node, _ in backpropagated.coded:
+        error = _error(chunk, backpropagated, node, _layout(chunk, node))
         deferred.expect(lambda error: error < slack, error)
 
 
-def corrected_axes(chunk: Chunk, found: Backpropagated) -> dict[Node, Layout | None]:
-    """Ops whose sample axis is not confirmed -> the axis that is, None where none is."""
-    nodes = [node for node, _ in found.coded]
-    errors = numbers([_error(chunk, found, node, _layout(chunk, node)) for node in nodes])
-    slack = chunk.precision**0.5
-    return {
-        node: _confirmed(chunk, found, node, slack)
-        for node, error in zip(nodes, errors, strict=True)
-        if not error < slack
-    }
+def correct_axes(chunk: Chunk, backpropagated: Backpropagated) -> bool:
+    """Read a chunk again where a sample axis is not confirmed; return whether that was necessary.
 
-
-def parameters_at(chunk: Chunk, nodes: Collection[Node]) -> dict[str, str]:
-    """Parameters that one of these ops uses, with the reason why they cannot be read."""
-    reason = "the samples lie in no regular order at {}"
-    return {
-        name: reason.format(reading.use.node.name())
-        for name, uses in chunk.uses.items()
-        for reading in uses.readings
-        if reading.use.node in nodes
-    }
+    Parameters at ops for which no axis is confirmed go to the fallback.
+    """
+    nodes, slack = [node for node, _ in backpropagated.coded], chunk.precision**0.5
+    errors = numbers([_error(chunk, backpropagated, node, _layout(chunk, node)) for node in nodes])
+    wrong = [node for node, error in zip(nodes, errors, strict=True) if not error < slack]
+    layouts = {node: _confirmed_layout(chunk, backpropagated, node, slack) for node in wrong}
+    right = {node: layout for node, layout in layouts.items() if layout is not None}
+    chunk.send_to_fallback(
+        {
+            name: f"the samples lie in no regular order at {reading.use.node.name()}"
+            for name, uses in chunk.uses.items()
+            for reading in uses.readings
+            if reading.use.node in layouts and reading.use.node not in right
+        }
+    )
+    if right:
+        chunk.read({**chunk.axes, **right}, chunk.several_outputs)
+    return bool(wrong)
 
 
 def _layout(chunk: Chunk, node: Node) -> Layout:
@@ -286,23 +286,23 @@ def _layout(chunk: Chunk, node: Node) -> Layout:
     return layout
 
 
-def _confirmed(chunk: Chunk, found: Backpropagated, node: Node, slack: float) -> Layout | None:
+def _confirmed_layout(chunk: Chunk, backpropagated: Backpropagated, node: Node, slack: float) -> Layout | None:
     assert chunk.graph is not None
     for layout in splits(chunk.graph.output_shape((node, 0)), len(chunk.outputs)):
-        if float(_error(chunk, found, node, layout)) < slack:
+        if float(_error(chunk, backpropagated, node, layout)) < slack:
             return layout
     return None
 
 
-def _error(chunk: Chunk, found: Backpropagated, node: Node, layout: Layout) -> Tensor:
-    """The largest difference of any sample, relative to the largest entry of that sample."""
-    assert found.weights is not None
+def _error(chunk: Chunk, backpropagated: Backpropagated, node: Node, layout: Layout) -> Tensor:
+    """Return the largest difference of any sample, relative to the largest entry of that sample."""
+    weights, coded = backpropagated.weights, backpropagated.coded[node, 0]
+    assert weights is not None
     mixed: Tensor | None = None
-    for k, gradient in enumerate(found.grads[node, 0]):
+    for k, gradient in enumerate(backpropagated.grads[node, 0]):
         if gradient is not None:
-            term = layout.split(gradient.detach()) * found.weights[:, k].to(gradient)[:, None]
+            term = layout.split(gradient.detach()) * weights[:, k].to(gradient)[:, None]
             mixed = term if mixed is None else mixed.add_(term)
-    coded = found.coded[node, 0]
     if coded is None:
         return torch.zeros(()) if mixed is None else mixed.abs().amax().double().sign()
     split = layout.split(coded.detach())

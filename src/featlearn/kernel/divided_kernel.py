@@ -66,7 +66,7 @@ def divided_kernels(
     own = [_own(one, size, ranks) for one, size in zip(given, sizes, strict=True)]
 
     audited.audits.forget_outputs()  # a few samples are run anyway, and no rank can begin again alone
-    with collector_paused(), audited.measuring_together(own, common=x, by_layer=True) as measurement:
+    with collector_paused(), audited.measuring(own, common=x, by_layer=True) as measurement:
         kernels, directions = _measured(measurement, audited, division, outputs, by, rates, verify)
     if directions.mode == "each":
         kernels = {key: _by_output(kernel, division) for key, kernel in kernels.items()}

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from featlearn import metrics
-from featlearn.monitoring.numbers import Names
+from featlearn.linearization.two_states import LEAST
+from featlearn.monitoring.names import Names
 from featlearn.monitoring.pictures import picture_arrays
 from featlearn.monitoring.probe_data import ProbeData, decays, has_labels, is_binary, is_classification
 from featlearn.monitoring.step_measurement import MANY_OUTPUTS, StepMeasurement
 from featlearn.network.checks import trainable_parameters
 from featlearn.quantities.feature_change import LAST
 from featlearn.quantities.layer_pairs import pair_alignment
-from featlearn.quantities.linearization_gap import LEAST
 
 LARGE = 2**20
 """Number of outputs above which they are recorded at the first and the last measurement only."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.agreement import same_arguments, same_tensors
 from featlearn.errors import InputTypeError, InputValueError
@@ -19,7 +19,6 @@ from featlearn.planning.plan import ProgressLine
 from featlearn.quantities.columns import KernelColumns
 from featlearn.quantities.operator import NTKOperator, column_count, same_draws, source
 from featlearn.quantities.sketched_alignment import sketched_alignment
-from featlearn.request import Settings
 from featlearn.shapes import REMAINDER, checked_finite, deviations, refuse_labels, scaled
 from featlearn.signatures import name_keywords
 

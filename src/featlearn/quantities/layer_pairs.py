@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.graph.samples import REARRANGEMENTS
 from featlearn.linear_maps.consecutive import Pair, consecutive
@@ -19,7 +19,6 @@ from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs
 from featlearn.ops import Direct, Use
 from featlearn.planning.memory import refuse_over_budget
-from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 from featlearn.torch_internals import saved
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels
@@ -26,7 +26,6 @@ from featlearn.network.isolation import collector_paused
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import PlannedKernel, plan_key, still_fits
-from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
 

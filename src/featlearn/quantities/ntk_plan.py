@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputValueError
@@ -24,7 +24,6 @@ from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device, RankCosts, checked_device, checked_ranks, rank_costs
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch
 from featlearn.quantities.ntk import checked_rates
-from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
 

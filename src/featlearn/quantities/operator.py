@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.distributed.agreement import SAME_DATA, same_arguments, same_tensors, smallest_budget
 from featlearn.distributed.group import Expectation
 from featlearn.distributed.sharded_model import whole_tensors
@@ -28,7 +28,6 @@ from featlearn.network.inputs import Inputs
 from featlearn.network.isolation import random_state_kept
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.columns import KernelColumns, squared_gradients
-from featlearn.request import Settings
 from featlearn.shapes import checked_finite
 from featlearn.signatures import name_keywords
 
@@ -268,7 +267,7 @@ class NTKOperator:
             rates = whole_tensors(rates)
         same = same_tensors("the optimizer's rate of", rates, "load one state into all optimizers")
         first = self._stream.first
-        with self._audited.measuring_together(
+        with self._audited.measuring(
             # Products put other tensors in the places of parameters, which torch 2.11 does not undo for shared modules.
             [first],
             common=first,

@@ -6,7 +6,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError
 from featlearn.linear_maps.preactivation_gradients import PreactivationGradients, select_layers
 from featlearn.linear_maps.weight_matrices import WeightMatrices, weight_matrices
@@ -14,7 +14,6 @@ from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
-from featlearn.request import Settings
 from featlearn.signatures import name_keywords
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from featlearn.audit.random_outputs import refuse_random_outputs
+from featlearn.audit.side_effects import refuse_random_outputs
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.factors import Dense
 from featlearn.contraction.kernel_sum import Captured, KernelSum

@@ -6,7 +6,7 @@ from typing import Literal, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.contraction.factors import Gradients
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.errors import InputValueError, NotFiniteError
@@ -17,7 +17,6 @@ from featlearn.network.inputs import Inputs
 from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget
 from featlearn.planning.plan import ProgressLine
-from featlearn.request import Settings
 from featlearn.shapes import checked_finite
 from featlearn.signatures import name_keywords
 

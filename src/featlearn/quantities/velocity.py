@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.errors import InputValueError
 from featlearn.losses import Loss, gradient
 from featlearn.network.elementary_ops import ElementaryOps
@@ -19,7 +19,6 @@ from featlearn.network.inputs import Inputs, Readout, call_model, read_output
 from featlearn.network.state import Inventory
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.second_derivatives import inner_product, refuse_hidden_changes
-from featlearn.request import Settings
 from featlearn.shapes import checked_tensor
 from featlearn.signatures import name_keywords
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from featlearn import losses
-from featlearn.audited_model import AuditedModel
+from featlearn.audited_model import AuditedModel, Settings
 from featlearn.errors import InputTypeError, InputValueError, MemoryBudgetError, did_you_mean
 from featlearn.network.inputs import Inputs, batch_size
 from featlearn.planning.memory import readable_bytes
 from featlearn.quantities.operator import source
-from featlearn.request import Settings
 from featlearn.shapes import checked_number
 from featlearn.signatures import name_keywords
 from featlearn.statistics.flat_kernels import FlatKernels, positive_part, rows_of, transposed_product

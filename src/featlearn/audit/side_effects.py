@@ -1,21 +1,28 @@
-"""Outputs must not depend on random numbers: every pass of a measurement starts from the same state of the generators.
+"""Refuse models that draw random numbers or rewrite weights in a forward pass, and copies that reach other weights.
 
-A model that draws weights or masks in eval mode would otherwise be measured for one draw, without a sign of it.
+Every pass of a measurement starts from the same state of the random generators. A model that draws weights or masks in
+eval mode would be measured for one draw, silently.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from featlearn.audit.audit import AUDITED
 from featlearn.errors import UnsupportedModelError
-from featlearn.graph.graph import backward_to
+from featlearn.gradients.captured import Chunk
+from featlearn.graph.graph import backward_to, build_graph
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.network.isolation import RandomState
+from featlearn.network.state import KeptState
+
+if TYPE_CHECKING:
+    from featlearn.network.copies import StoredResult
 
 SEEDS = range(1, 9)
 """Other states of the generators. A layer that is dropped now and then may stay in many of them."""
@@ -77,3 +84,34 @@ def _relative_gap(group: Sequence[Tensor], reference: Sequence[Tensor]) -> float
 
 def _precision(expected: Groups) -> float:
     return 64 * max(torch.finfo(tensor.dtype).eps for group in expected for tensor in group)
+
+
+def refuse_rewriting(model: nn.Module, before: Mapping[str, Tensor], state: KeptState) -> None:
+    """Raise if a forward pass has set weights (max_norm, initialization from data) or made new ones."""
+    after, rewritten = dict(model.named_parameters()), state.rewritten()
+    changed = [name for name in {**before, **after} if after.get(name) is not before.get(name)]
+    changed = changed or [name for name, parameter in before.items() if id(parameter) in rewritten]
+    if changed:
+        raise UnsupportedModelError(
+            f"a forward pass in eval mode rewrites {', '.join(changed[:5])}, expected a model that only reads its "
+            "weights; run it once on a batch of your own if it initializes itself from data"
+        )
+
+
+def refuse_foreign_weights(originals: Mapping[str, Tensor], results: Sequence["StoredResult"], example: Chunk) -> None:
+    """Raise if a copy of a model depends on the weights of the original: by stored results, or by a closure."""
+    reached = example.graph.variables if example.graph is not None else frozenset()
+    for result in results:
+        names = list(build_graph(result.original, originals).leaves) if id(result.leaf) in reached else []
+        if names:
+            raise UnsupportedModelError(
+                f"{', '.join(names[:5])} act through a tensor that the model computed once and keeps, which a copy in "
+                "another precision cannot follow; reset the model's state, or convert the model itself, "
+                "model.double(), and measure that"
+            )
+    copied = {id(p) for p in example.parameters.values()}
+    if reached & ({id(p) for p in originals.values()} - copied):
+        raise UnsupportedModelError(
+            "a copy of the model still reaches the weights of the original (through a closure or a hook), so it cannot "
+            "be measured in another precision; convert the model itself, model.double(), and measure that"
+        )

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from featlearn.errors import FeatlearnError
 from featlearn.graph.graph import Node, build_graph
-from featlearn.graph.link import common_nodes, has_hidden_units, is_nonlinear, nodes_after, nonlinear_ops
-from featlearn.kernel.effective_weights import FormedWeight, Merged, merged_weights, weights_of
+from featlearn.kernel.jacobian_products import Reparametrized
+from featlearn.linearization.effective_weights import FormedWeight, Merged, merged_weights, weights_of
+from featlearn.linearization.function_calls import Call, Change, ChangedCalls, RecordedCalls
+from featlearn.linearization.link import common_nodes, has_hidden_units, is_nonlinear, nodes_after, nonlinear_ops
 from featlearn.measurement import Measurement
-from featlearn.network.function_calls import Call, Change, ChangedCalls, RecordedCalls
 from featlearn.network.inputs import ModelWithInputs
 
 FEW = 5
@@ -35,19 +36,6 @@ class Division:
 
 
 UNDIVIDED = Division()
-
-
-class Reparametrized(nn.Module):
-    """A network called with other tensors in the places of its parameters."""
-
-    def __init__(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self._tensors = tensors
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the network gives with them."""
-        return torch.func.functional_call(self.model, self._tensors, args, kwargs)
 
 
 def changed_outputs(

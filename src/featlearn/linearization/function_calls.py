@@ -81,13 +81,5 @@ class ChangedCalls(TorchFunctionMode):
         return result if change is None else change(func, tuple(args), result)
 
 
-class NoFastPaths(TorchFunctionMode):
-    """Inside, modules of torch do not replace their forward pass by one fused op: they look for modes like this."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a function."""
-        return func(*args, **(kwargs or {}))
-
-
 def _name(function: Any) -> str:
     return str(getattr(function, "__name__", function))

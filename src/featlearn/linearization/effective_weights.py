@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from featlearn.graph.graph import build_graph
-from featlearn.graph.link import forms_weight
-from featlearn.network.function_calls import Call
+from featlearn.linearization.function_calls import Call
+from featlearn.linearization.link import forms_weight
 
 _CONVOLUTIONS = [f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)]
 LINEAR_MAPS = frozenset(["linear", "matmul", "__matmul__", "mm", "bmm", "mv", *_CONVOLUTIONS])
