@@ -14,7 +14,7 @@ from featlearn.diagnosis.evidence import (
     SAME_SHAPE,
     Sample,
     estimate_of,
-    sample_of,
+    sample,
 )
 from featlearn.diagnosis.judgment import Numbers, judge
 from featlearn.linalg.estimate import Estimate
@@ -184,24 +184,24 @@ def test_no_headline_contradicts_its_evidence(given: Numbers):
 def test_errors_of_runs_and_between_runs_are_not_taken_for_less_than_they_are():
     """By hand: three runs of 0.1, 0.2, 0.3 with errors of their own."""
     alike = [Estimate(value, error, 40) for value, error in ((0.1, 0.03), (0.2, 0.06), (0.3, 0.09))]
-    found = sample_of(alike)
+    found = sample(alike)
     assert found is not None
     assert found.mean == pytest.approx(0.2)
     assert found.spread == pytest.approx(0.1)
-    assert found.own == pytest.approx(0.06)
+    assert found.run_error == pytest.approx(0.06)
     assert found.error == pytest.approx(0.1 / math.sqrt(3))
-    unsure = sample_of([Estimate(float(one), 0.6, 40) for one in alike])
+    unsure = sample([Estimate(float(one), 0.6, 40) for one in alike])
     assert unsure is not None
     assert unsure.error == pytest.approx(0.6 / math.sqrt(3))
     assert found.words == f"0.2 ± {0.1 / math.sqrt(3):.2g} (mean of 3 runs)"  # the error that it is judged by
-    single = sample_of(alike[:1])
+    single = sample(alike[:1])
     assert single is not None
     assert single.words == "0.1 ± 0.03"
     assert float(estimate_of(single).stderr) == 0.03
 
 
 def test_an_error_that_is_not_known_is_not_called_zero():
-    found = estimate_of(sample_of([Estimate(0.1, math.nan, 1)]))
+    found = estimate_of(sample([Estimate(0.1, math.nan, 1)]))
     assert float(found) == 0.1
     assert math.isnan(float(found.stderr))
     assert math.isnan(float(estimate_of(None)))

@@ -1,11 +1,14 @@
 """Statements with their number, threshold and its source; and the thresholds."""
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeVar
 
 from featlearn.linalg.estimate import Estimate
+
+Record = TypeVar("Record", bound=Any)
 
 
 class Threshold(NamedTuple):
@@ -84,11 +87,11 @@ class Evidence:
     """regime, silent alignment, kernel machine, mechanism, ..."""
     says: str
     """the statement in words, including the number"""
-    value: float
+    value: float = math.nan
     """the number, a mean over runs; nan if unknown"""
-    threshold: str
+    threshold: str = ""
     """what the number was compared with; empty where it only informs"""
-    source: str
+    source: str = ""
     """source of the threshold"""
     spread: float = math.nan
     """standard deviation over runs; nan for one run"""
@@ -107,16 +110,13 @@ class Sample(NamedTuple):
     mean: float
     spread: float
     runs: int
-    own: float = math.nan
-    """Standard error of the number of one run, from its probe and its sparse measurements: a mean, nan if unknown"""
+    run_error: float = math.nan
+    """Mean standard error of the number of one run, from its probe and its sparse measurements; nan if unknown"""
 
     @property
     def error(self) -> float:
-        """Standard error of the mean: from the spread over runs, and not below what is known of each run's own.
-
-        nan if neither is known.
-        """
-        known = [error for error in (self.spread, self.own) if math.isfinite(error)]
+        """Standard error of the mean: from the spread over runs, and not below that of single runs; nan if unknown."""
+        known = [error for error in (self.spread, self.run_error) if math.isfinite(error)]
         return max(known) / math.sqrt(self.runs) if known else math.nan
 
     @property
@@ -138,51 +138,47 @@ class Sample(NamedTuple):
         return 1 if self.mean - margin > threshold.high else 0
 
 
-def sample(values: Sequence[float], *, logarithmic: bool = False) -> Sample | None:
-    """Mean and spread of the finite values; None if there are none. `logarithmic` takes the geometric mean."""
-    finite = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
+def sample(values: Sequence[float | Estimate], *, logarithmic: bool = False) -> Sample | None:
+    """Return mean and spread of the finite values over runs; None if there are none.
+
+    Errors of estimates are averaged. `logarithmic` takes the geometric mean.
+    """
+    finite = [value for value in values if math.isfinite(float(value)) and (float(value) > 0 or not logarithmic)]
     if not finite:
         return None
-    numbers = [math.log(value) for value in finite] if logarithmic else finite
-    mean = sum(numbers) / len(numbers)
-    spread = math.sqrt(sum((n - mean) ** 2 for n in numbers) / (len(numbers) - 1)) if len(numbers) > 1 else math.nan
+    errors = [float(value.stderr) for value in finite if isinstance(value, Estimate) and math.isfinite(value.stderr)]
+    numbers = [math.log(float(value)) if logarithmic else float(value) for value in finite]
+    mean, spread = statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else math.nan
     if logarithmic:
-        return Sample(math.exp(mean), math.exp(mean) * spread, len(numbers))
-    return Sample(mean, spread, len(numbers))
-
-
-def sample_of(estimates: Sequence[Estimate], *, logarithmic: bool = False) -> Sample | None:
-    """Mean over runs of numbers with errors of their own."""
-    found = sample([float(one) for one in estimates], logarithmic=logarithmic)
-    errors = [float(one.stderr) for one in estimates if math.isfinite(float(one)) and math.isfinite(float(one.stderr))]
-    if found is None or not errors:
-        return found
-    return found._replace(own=sum(errors) / len(errors))
+        mean, spread = math.exp(mean), math.exp(mean) * spread
+    return Sample(mean, spread, len(numbers), statistics.fmean(errors) if errors else math.nan)
 
 
 NOT_KNOWN = Estimate(math.nan, math.nan, 1)
 
 
-def estimate_of(found: Sample | None) -> Estimate:
-    """The estimate of a sample; nan for None."""
-    return NOT_KNOWN if found is None else found.estimate
+def estimate_of(number: Sample | None) -> Estimate:
+    """Return the estimate of a sample; nan for None."""
+    return NOT_KNOWN if number is None else number.estimate
 
 
-def mean(values: Sequence[float]) -> float:
-    """Mean of the finite values; nan if there are none."""
-    return mean_of(sample(values))
+def mean(values: Sequence[float | Estimate]) -> float:
+    """Return the mean of the finite values; nan if there are none."""
+    return float(estimate_of(sample(values)))
 
 
-def mean_of(found: Sample | None) -> float:
-    """The mean of a sample; nan for None."""
-    return math.nan if found is None else found.mean
+def mean_record(records: Sequence[Record], **others: object) -> Record:
+    """Return the first of some dataclasses with the means over all in its numbers; `others`: further fields."""
+    names = [field.name for field in fields(records[0]) if isinstance(getattr(records[0], field.name), float)]
+    means = {name: mean([getattr(record, name) for record in records]) for name in names}
+    return replace(records[0], **means, **others)
 
 
 def evidence(topic: str, says: str, value: Sample, against: str, threshold: Threshold, verdict: str) -> Evidence:
-    """A number over runs with the threshold that it was compared with."""
+    """Return the statement on a number over runs, with the threshold that it was compared with."""
     return Evidence(topic, says, value.mean, against, threshold.source, value.spread, value.runs, verdict)
 
 
 def unknown(topic: str, what: str) -> Evidence:
-    """A statement that something is unknown, and why."""
-    return Evidence(topic, f"cannot tell {what}", math.nan, "", "", runs=0, verdict="cannot tell")
+    """Return the statement that something is unknown, and why."""
+    return Evidence(topic, f"cannot tell {what}", runs=0, verdict="cannot tell")

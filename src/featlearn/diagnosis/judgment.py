@@ -1,7 +1,7 @@
 """The regime of one run or several, from the linearization gap; and the verdict in a sentence."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,10 +15,8 @@ from featlearn.diagnosis.evidence import (
     SAME_SHAPE,
     STATISTICS_MOVED,
     Sample,
-    estimate_of,
     mean,
     sample,
-    sample_of,
 )
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.words import percent, percent_with_error
@@ -75,37 +73,43 @@ class Numbers:
     """The last gap before that step."""
 
 
-def numbers(findings: Sequence[Findings]) -> dict[str, Estimate]:
-    """Return the numbers behind the regime, as means over runs with their errors; nan if unknown."""
+NUMBERS: Mapping[str, Callable[[Findings], float | Estimate]] = {
+    "gap": lambda one: one.gap.value,
+    "plain_gap": lambda one: one.gap.plain_value,
+    "features_moved": lambda one: one.features_moved,
+    "statistics_moved": lambda one: one.statistics_moved,
+    "turning": lambda one: one.turning,
+    "turning_raw": lambda one: one.turning_raw,
+    "growth": lambda one: one.growth,
+    "alignment_rise": lambda one: one.events.rise,
+    "loss_left": lambda one: one.loss_left,
+    "weights_moved": lambda one: one.weights_moved,
+}
+"""The numbers behind the regime."""
+
+
+def samples(findings: Sequence[Findings]) -> dict[str, Sample | None]:
+    """Return the numbers behind the regime over runs; None if unknown."""
     return {
-        "gap": estimate_of(sample_of([one.gap.value for one in findings])),
-        "plain_gap": estimate_of(sample_of([one.gap.plain_value for one in findings])),
-        "features_moved": estimate_of(sample_of([one.features_moved for one in findings])),
-        "statistics_moved": estimate_of(sample_of([one.statistics_moved for one in findings])),
-        "turning": estimate_of(sample_of([one.turning for one in findings])),
-        "turning_raw": estimate_of(sample([one.turning_raw for one in findings])),
-        "growth": estimate_of(sample_of([one.growth for one in findings], logarithmic=True)),
-        "alignment_rise": estimate_of(sample([one.events.rise for one in findings])),
-        "loss_left": estimate_of(sample([one.loss_left for one in findings])),
-        "weights_moved": estimate_of(sample([one.weights_moved for one in findings])),
+        name: sample([read(one) for one in findings], logarithmic=name == "growth") for name, read in NUMBERS.items()
     }
 
 
-def regime_numbers(findings: Sequence[Findings]) -> Numbers:
-    """Return what the regime rests on."""
+def regime_numbers(findings: Sequence[Findings], known: Mapping[str, Sample | None]) -> Numbers:
+    """Return what the regime rests on. `known`: the `samples` of these findings."""
     enough = [one.learned for one in findings]
     places = {one.gap.where for one in findings if one.gap.known}
     unfrozen = max(one.run_data.unfrozen for one in findings)
     return Numbers(
-        gap=sample_of([one.gap.value for one in findings]),
+        gap=known["gap"],
         missing="; ".join(dict.fromkeys(one.gap.reason for one in findings if one.gap.reason)),
         where=places.pop() if len(places) == 1 else "on test points or the probe",
         rounding=max(one.gap.rounding for one in findings),
-        features_moved=sample_of([_by_weights(one) for one in findings]),
-        statistics_moved=sample_of([one.statistics_moved for one in findings]),
-        turning=sample_of([one.turning for one in findings]),
-        growth=sample_of([one.growth for one in findings], logarithmic=True),
-        left=sample([one.loss_left for one in findings]),
+        features_moved=sample([_by_weights(one) for one in findings]),
+        statistics_moved=known["statistics_moved"],
+        turning=known["turning"],
+        growth=known["growth"],
+        left=known["loss_left"],
         learned=False if False in enough else None if None in enough else True,
         linear=all(one.linear for one in findings),
         began=mean([_began(one) for one in findings]),
@@ -147,70 +151,70 @@ def _gap_before(findings: Findings, step: int) -> float:
     return earlier[-1] if earlier else math.nan
 
 
-def judge(given: Numbers) -> Verdict:
+def judge(known: Numbers) -> Verdict:
     """Return the regime: what the gap says, unless other evidence contradicts it or too little was learned to tell."""
-    gap = given.gap
+    gap = known.gap
     if gap is None:
-        return _cannot_tell(f"lazy or rich cannot be told: {given.missing}.")
-    side = gap.side(GAP, given.rounding)
-    if given.rounding and side == 0 and gap.side(GAP) != 0:
+        return _cannot_tell(f"lazy or rich cannot be told: {known.missing}.")
+    side = gap.side(GAP, known.rounding)
+    if known.rounding and side == 0 and gap.side(GAP) != 0:
         return _cannot_tell(
-            f"lazy or rich cannot be told: rounding alone may be {given.rounding:.2g} of the change of the outputs "
+            f"lazy or rich cannot be told: rounding alone may be {known.rounding:.2g} of the change of the outputs "
             f"(gap {gap.words}). Measure in float64 (dtype=torch.float64), or train on."
         )
-    hardly = given.left is not None and given.left.mean > FALLEN.high
-    if hardly and not given.linear and gap.side(OVERSHOT) != -1 and given.left is not None:
+    hardly = known.left is not None and known.left.mean > FALLEN.high
+    if hardly and not known.linear and gap.side(OVERSHOT) != -1 and known.left is not None:
         return _cannot_tell(
             f"lazy or rich cannot be told: weights were thrown far away (gap {gap.words}) while "
-            f"{percent(given.left.mean)} of the loss is left. Lower the learning rate."
+            f"{percent(known.left.mean)} of the loss is left. Lower the learning rate."
         )
-    if given.learned is False and not given.linear:
-        return _too_early(given, gap, side)
-    if side == 1 and math.isfinite(given.rich_from):
+    if known.learned is False and not known.linear:
+        return _too_early(known, gap, side)
+    if side == 1 and math.isfinite(known.rich_from):
         return Verdict(
             regime="lazy then rich",
-            headline=f"lazy at first, then it learned features, from step {given.rich_from:.0f} on.",
-            number=f"It had fitted its data before. {_misses(given, gap)}",
+            headline=f"lazy at first, then it learned features, from step {known.rich_from:.0f} on.",
+            number=f"It had fitted its data before. {_misses(known, gap)}",
         )
     if side == 1:
-        return _left_linearization(given, gap)
-    return _between(given, gap) if side == 0 else _lazy(given, gap)
+        return _left_linearization(known, gap)
+    return _between(known, gap) if side == 0 else _lazy(known, gap)
 
 
 def _cannot_tell(headline: str, so_far: str = "") -> Verdict:
     return Verdict(regime="cannot tell", headline=headline, so_far=so_far)
 
 
-def _too_early(given: Numbers, gap: Sample, side: int) -> Verdict:
+def _too_early(known: Numbers, gap: Sample, side: int) -> Verdict:
     looks = {1: "like it is learning features", 0: "neither lazy nor rich", -1: "lazy"}[side]
     missing = "too little of what is to be learned was learned"
-    if given.left is not None:
-        missing = f"{percent(min(given.left.mean, 1.0))} of the loss is left"
+    if known.left is not None:
+        missing = f"{percent(min(known.left.mean, 1.0))} of the loss is left"
     so_far = f"So far it looks {looks} (gap {gap.mean:.2g}), but {missing}."
     return _cannot_tell(f"too early to tell. {so_far}", so_far)
 
 
-def _lazy(given: Numbers, gap: Sample) -> Verdict:
-    statistics = given.statistics_moved
+def _lazy(known: Numbers, gap: Sample) -> Verdict:
+    statistics = known.statistics_moved
     if statistics is not None and statistics.side(STATISTICS_MOVED) == 1:
         return Verdict(
             regime="lazy",
             headline=f"lazy in the trained weights; BatchNorm statistics moved the features by {statistics.mean:.2g}.",
-            number=_misses(given, gap),
+            number=_misses(known, gap),
         )
-    return Verdict(regime="lazy", headline="lazy: it learned no new features.", number=_misses(given, gap))
+    return Verdict(regime="lazy", headline="lazy: it learned no new features.", number=_misses(known, gap))
 
 
-def _between(given: Numbers, gap: Sample) -> Verdict:
-    number = _misses(given, gap)
+def _between(known: Numbers, gap: Sample) -> Verdict:
+    number = _misses(known, gap)
     if not GAP.low <= gap.mean <= GAP.high:
         threshold = GAP.low if gap.mean < GAP.low else GAP.high
         number += f" Two standard errors reach over the threshold {threshold:g}: more test points or runs would tell."
     return Verdict(regime="mixed", headline="between lazy and learning features.", number=number)
 
 
-def _left_linearization(given: Numbers, gap: Sample) -> Verdict:
-    turned, grew, moved, number = given.turning, given.growth, given.features_moved, _misses(given, gap)
+def _left_linearization(known: Numbers, gap: Sample) -> Verdict:
+    turned, grew, moved, number = known.turning, known.growth, known.features_moved, _misses(known, gap)
     if moved is not None and moved.side(FEATURES_MOVED) == -1:
         return Verdict(
             regime="mixed",
@@ -226,13 +230,13 @@ def _left_linearization(given: Numbers, gap: Sample) -> Verdict:
         )
     if turned is not None and grew is not None and turned.mean < SAME_SHAPE.high and grew.side(GREW) == 1:
         number += f" Mostly the kernel grew, {grew.mean:.3g} times; it rotated by {turned.words}."
-    since = f", from step {given.began:.0f} on" if math.isfinite(given.began) and given.began >= 2 else ""
-    if given.unfrozen and given.before < GAP.low:
-        since = f", after more weights were unfrozen by step {given.unfrozen} (gap {given.before:.2g} until then)"
+    since = f", from step {known.began:.0f} on" if math.isfinite(known.began) and known.began >= 2 else ""
+    if known.unfrozen and known.before < GAP.low:
+        since = f", after more weights were unfrozen by step {known.unfrozen} (gap {known.before:.2g} until then)"
     return Verdict(regime="rich", headline=f"it learned features{since}.", number=number)
 
 
-def _misses(given: Numbers, gap: Sample) -> str:
+def _misses(known: Numbers, gap: Sample) -> str:
     share = percent_with_error(gap)
     what = "as much as" if gap.mean >= 1.005 else "of what"
-    return f"A linear model around the starting point misses {share} {what} this network learned, {given.where}."
+    return f"A linear model around the starting point misses {share} {what} this network learned, {known.where}."

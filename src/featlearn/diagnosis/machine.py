@@ -17,6 +17,8 @@ from featlearn.metrics import Agreement, agreement
 LONGEST = 1e8
 """Longest time of kernel descent, in units of the inverse largest eigenvalue."""
 TIMES = 200
+SIMPLEST = ("initial", "final", "optimizer")
+"""Kernels, the simplest first: if the initial kernel reproduces the network, so does the final one."""
 RATIO = 1.25
 """Factor between times at which the outputs of a logistic loss are followed."""
 LARGEST, LARGEST_OF_LOGISTIC = 2048, 1024
@@ -80,9 +82,7 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
             thinned = thinned or left_out(run_data, place, step)
     if not errors:
         return KernelMachine(None, reason="no kernel between test points and probe was recorded")
-    # The simplest kernel first: if the initial kernel reproduces the network, so does the final one.
-    names = ("initial", "final", "optimizer")
-    of = next((name for name in names if errors.get(name, math.inf) <= MACHINE.high), None)
+    of = next((name for name in SIMPLEST if errors.get(name, math.inf) <= MACHINE.high), None)
     reason = BEYOND_THE_PROBE if whole else TOO_LARGE if thinned else BETWEEN_OUTPUTS
     outputs = "all" if whole else "mean"
     return KernelMachine(of, errors, correlations, outputs, "" if of and not thinned else reason)

@@ -45,31 +45,16 @@ class WatchedPart(Protocol):
 
 
 class WatchedNetwork(Protocol):
-    """What a run in the process of its training knows of its network."""
+    """The network of a run, known in the process of its training."""
 
-    @property
-    def model(self) -> nn.Module:
-        """The network, trained by now."""
-
-    @property
-    def probe(self) -> WatchedPart:
-        """The samples it is measured on."""
-
-    @property
-    def optimizer(self) -> Optimizer | None:
-        """The optimizer that trained it."""
-
-    @property
-    def readout(self) -> Any:
-        """What turns its output into (P, C)."""
-
-    @property
-    def loss(self) -> losses.Loss | None:
-        """Its training loss, if it is known."""
-
-    @property
-    def initial(self) -> Mapping[str, Any]:
-        """Its first state dict."""
+    model: nn.Module
+    """the network, trained by now"""
+    probe: WatchedPart
+    optimizer: Optimizer | None
+    readout: Any
+    loss: losses.Loss | None
+    initial: Mapping[str, Any]
+    """its first state dict"""
 
 
 @dataclass(frozen=True, kw_only=True)

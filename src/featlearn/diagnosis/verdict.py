@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from featlearn.diagnosis.evidence import Evidence
+from featlearn.diagnosis.evidence import Evidence, estimate_of
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.gap_curve import GapCurve
-from featlearn.diagnosis.judgment import Regime, judge, numbers, regime_numbers, rich_from
+from featlearn.diagnosis.judgment import Regime, judge, regime_numbers, rich_from, samples
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism
 from featlearn.diagnosis.machine import KernelMachine
 from featlearn.diagnosis.moved_features import MovedFeatures
@@ -174,8 +174,9 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
 def diagnose_findings(findings: Sequence[Findings]) -> Diagnosis:
     """Return the diagnosis of runs whose data was read."""
     lost = all(one.run_data.lost for one in findings)
-    given = regime_numbers(findings)
-    verdict = judge(given)
+    known = samples(findings)
+    basis = regime_numbers(findings, known)
+    verdict = judge(basis)
     mechanism, layers, about_layers = assess_layers(findings)
     silent, times, about_silence = assess_silence(findings)
     settled, about_settling = assess_settling(findings)
@@ -183,9 +184,9 @@ def diagnose_findings(findings: Sequence[Findings]) -> Diagnosis:
     specialization, rate, about_features = assess_features(findings)
     evidence = breakdowns(findings)
     if not lost:
-        evidence = [*regime_evidence(findings, given), *assess_opinions(findings), *about_silence, *about_settling]
+        evidence = [*regime_evidence(findings, basis), *assess_opinions(findings), *about_silence, *about_settling]
         evidence += [*about_machine, *about_layers, *about_features]
-    estimates, first = numbers(findings), findings[0]
+    estimates, first = {name: estimate_of(number) for name, number in known.items()}, findings[0]
     answer, why = helped(findings, verdict.regime)
     return Diagnosis(
         regime="cannot tell" if lost else verdict.regime,
