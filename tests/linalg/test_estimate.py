@@ -63,3 +63,8 @@ BAD = {
 def test_bad_input_is_refused(name: str):
     with pytest.raises(fl.FeatlearnError, match="expected"):
         BAD[name]()
+
+
+def test_a_format_is_that_of_the_value():
+    estimate = Estimate(0.123456, 0.0123, 30)
+    assert f"{estimate:.2f} {estimate}" == "0.12 0.123456 ± 0.012 (30 samples)"

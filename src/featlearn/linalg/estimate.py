@@ -13,7 +13,8 @@ from featlearn.errors import InputTypeError, InputValueError
 class Estimate:
     """A number, or a tensor of numbers, estimated from independent samples.
 
-    `str()` gives "value ± standard error"; `float()` gives the value of a single number.
+    `str()` gives "value ± standard error"; `float()` gives the value of a single number, and `f"{estimate:.2f}"` that
+    value in the format of a float.
     """
 
     value: Tensor | float
@@ -50,6 +51,9 @@ class Estimate:
 
     def __float__(self) -> float:
         return float(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else str(self)
 
     def __str__(self) -> str:
         if self.samples == 1 and not isinstance(self.value, Tensor) and self.stderr == 0:
