@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lower a limit when the package gets narrower.
 MODULES_OF_NTK = 38
 MODULES_OF_A_SESSION = 30
+MODULES_OF_A_WATCH = 121
 IMPORTS = 28
 CHAIN = 26
 NAMES_USED_TWICE = 4
@@ -42,6 +43,59 @@ def test_a_kernel_enters_few_modules():
     assert max(once for once, _ in counts.values()) <= MODULES_OF_NTK, counts
     assert max(again for _, again in counts.values()) <= MODULES_OF_A_SESSION, counts
     assert min(again for _, again in counts.values()) > 5
+
+
+def test_a_measured_step_isolates_and_captures_once():
+    """Of the default quantities, a step in the middle of a run: counted in a process of its own."""
+    program = """if True:
+        import json, sys, tempfile, torch, featlearn as fl
+        from benchmarks.trace_call import Perceptron
+
+        calls, sizes = [], []
+        def note(frame, event, argument):
+            code = frame.f_code
+            if event == "call" and code.co_qualname in ("RandomState.__init__", "Chunk.__init__"):
+                calls.append(code.co_qualname)
+
+        def passes(model, inputs):
+            if not model.training:
+                sizes.append(len(inputs[0]))
+
+        def train(folder, **options):
+            torch.manual_seed(0)
+            model = Perceptron(3)
+            model.register_forward_pre_hook(passes)
+            data = torch.randn(40, 9), torch.randint(3, (40,))
+            optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+            watching = fl.watch(
+                model, data, out=folder + "/run", every=1, budget=None, optimizer=optimizer, loss="cross-entropy",
+                **options
+            )
+            modules = sum(name.startswith("featlearn") for name in sys.modules)
+            with watching as watch:
+                for step in range(1, 5):
+                    loss = torch.nn.functional.cross_entropy(model(data[0]), data[1])
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    calls.clear(), sizes.clear()
+                    sys.setprofile(note if step == 3 else None)
+                    watch.step(loss=loss)
+                    sys.setprofile(None)
+                    if step == 3:
+                        counted = {name: calls.count(name) for name in set(calls)}, sorted(sizes)
+            return modules, *counted
+
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+            test = torch.randn(30, 9), torch.randint(3, (30,))
+            print(json.dumps([train(one), train(other, test=test)]))
+    """
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    (modules, calls, sizes), (_, calls_with_test, sizes_with_test) = json.loads(done.stdout.splitlines()[-1])
+    assert calls == calls_with_test == {"RandomState.__init__": 1, "Chunk.__init__": 1}
+    assert sizes == [40, 40], "the network now, and its linearization at the start"
+    assert sizes_with_test == [30, 40, 70], "test points, probe, and the linearization of both"
+    assert 50 < modules <= MODULES_OF_A_WATCH
 
 
 def test_a_module_imports_few_others(shape: Shape):

@@ -223,6 +223,14 @@ def test_no_page_fetches_anything_from_the_network(pages: dict[Path, Page]):
 
 
 @pytest.mark.slow
+def test_programs_find_every_page_with_its_first_sentence(site: Path, pages: dict[Path, Page]):
+    listed = re.findall(r"^- \[.+\]\((\S+)\.html\): \S", (site / "llms.txt").read_text(), re.MULTILINE)
+    built = {str(path.relative_to(site.resolve()).with_suffix("")) for path in pages}
+    assert set(listed) <= built
+    assert {"index", "choose", "how-to/for-agents", "concepts/tangent-kernel", "reference/command-line"} <= set(listed)
+
+
+@pytest.mark.slow
 def test_the_pages_that_the_package_writes_are_there(site: Path, pages: dict[Path, Page]):
     for name in OWN_PAGES:
         assert (site / name).resolve() in pages

@@ -7,7 +7,9 @@ import re
 import shutil
 from pathlib import Path
 
+from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
 
 from featlearn.citation_index import AUTHORS
 from featlearn.citations import equations
@@ -49,6 +51,21 @@ def equation_tables() -> str:
     return "\n".join(lines)
 
 
+def page_list(env: BuildEnvironment) -> str:
+    """All pages with their first sentence, in the form of llms.txt."""
+    lines = [f"# {env.config.project}", "", f"> {_first_sentence(env, 'index')}", "", "## Pages", ""]
+    for page in sorted(env.found_docs):
+        sentence = _first_sentence(env, page)
+        lines.append(f"- [{env.titles[page].astext()}]({page}.html)" + (f": {sentence}" if sentence else ""))
+    return "\n".join([*lines, ""])
+
+
+def _first_sentence(env: BuildEnvironment, page: str) -> str:
+    paragraph = next(iter(env.get_doctree(page).findall(nodes.paragraph)), None)
+    text = "" if paragraph is None else " ".join(paragraph.astext().split())
+    return re.split(r"(?<=[.?!]) (?=[A-Z])", text)[0]
+
+
 def _finished_pages(source: Path) -> list[Path]:
     """Reports and other pages that are kept as they are, beside the Markdown that links them."""
     return [page for page in source.rglob("*.html") if not page.is_relative_to(source / "_build")]
@@ -76,6 +93,7 @@ def _write(app: Sphinx, error: Exception | None) -> None:
             place = Path(app.outdir) / page.relative_to(app.srcdir)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(page, place)
+        (Path(app.outdir) / "llms.txt").write_text(page_list(app.env))
         explore(out=Path(app.outdir) / "explorer.html")
         reproduce(gallery=True, out=Path(app.outdir) / "figures.html")
 

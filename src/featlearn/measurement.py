@@ -254,7 +254,13 @@ class Measurement:
             self._read(chunk)
         if self.reuse:
             self._last[id(batch)] = begin, end, chunk
+            if whole and self.batches and batch is self.batches[0]:
+                self._examples.setdefault(0, chunk)  # it shows what a few samples would
         return chunk
+
+    def without_captures(self) -> "Measurement":
+        """Return the same measurement before anything was captured."""
+        return replace(self, _examples={}, _last={})
 
     def _run(self, batch: ModelWithInputs, indices: Tensor | slice, begin: int, end: int) -> tuple[Chunk, list[Part]]:
         """Run samples, and again in parts where it is not proved that they do not influence each other."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import featlearn as fl
 from featlearn import metrics
 from featlearn.audited_model import AuditedModel
-from featlearn.linearization.two_states import TwoStates
+from featlearn.linearization.two_states import GapMemory, TwoStates
 from featlearn.record import Run, RunWriter, open_run
 
 
@@ -116,7 +116,7 @@ class _Recorder:
         self.writer, self.model, self.x, self.y, self.test, self.layers = writer, model, x, y, test, layers
         self.entropy, self.full, self.gap = entropy, full, gap and len(x) > 1
         self.first: Tensor | None = None
-        self.method = None
+        self.gap_memory = GapMemory()
         self.initial = {name: value.clone() for name, value in model.state_dict().items()}
         self.start: dict[str, Tensor] = {}
         self.loss = math.inf
@@ -182,16 +182,15 @@ class _Recorder:
         }
 
     def _gap(self) -> dict[str, float]:
-        states = TwoStates(AuditedModel(self.model), self.initial)
-        self.method = self.method or states.method(self.x)
-        probe = states.gap(self.x, method=self.method)
+        states = TwoStates(AuditedModel(self.model), self.initial, memory=self.gap_memory)
+        probe = states.gap(self.x)
         values = {
             "gap/probe": probe.value,
             "gap/probe_error": probe.stderr,
             "gap/change": float(probe.change.norm()) / math.sqrt(len(self.x)),
         }
         if self.test is not None:
-            test = states.gap(self.test[0], method=self.method)
+            test = states.gap(self.test[0])
             values |= {"gap/test": test.value, "gap/test_error": test.stderr}
         return values
 

@@ -146,7 +146,7 @@ def test_a_model_that_is_linear_in_its_trained_weights_cannot_be_made_rich(tmp_p
 
 def test_first_weights_are_scaled_only_where_outputs_are_a_power_of_their_scale(tmp_path: Path):
     def degree(model: nn.Module) -> float:
-        run = trained(tmp_path / f"{id(model)}", model, sgd(1e-3), steps=4)
+        run = trained(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", model, sgd(1e-3), steps=4)
         bench = bench_of(Findings(run))
         assert not isinstance(bench, str)
         return _degree(bench)

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from featlearn.monitoring.names import Names, safe
+from featlearn.monitoring.numbers import Names, safe
 from featlearn.monitoring.schedule import Schedule
-from featlearn.monitoring.stopwatch import Cost, Stopwatch
+from featlearn.monitoring.work import Cost, Stopwatch
 from featlearn.record.layout import checked_scalar_name
 
 

@@ -1,5 +1,6 @@
 """What a watched run holds, and that nothing stops training."""
 
+import copy
 import json
 import math
 import re
@@ -16,7 +17,7 @@ from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, Ru
 from featlearn.monitoring import StepView
 from featlearn.monitoring import step_measurement as step_module
 from featlearn.monitoring.entry import watch
-from featlearn.monitoring.means import UserNumbers
+from featlearn.monitoring.numbers import UserNumbers, safe
 from featlearn.monitoring.watch import Watch
 from featlearn.record import RunWriter, open_run
 
@@ -169,6 +170,76 @@ def test_numbers_are_those_of_the_functions(tmp_path: Path):
     assert alignments[1] == pytest.approx(float(fl.metrics.alignment(fl.ntk(at(5)[0], test[0]), own)))
     centered = float(fl.metrics.centered_alignment(fl.ntk(at(5)[0], test[0]), own))
     assert seen.run.scalar("ntk/test/centered_alignment")[1][1] == pytest.approx(centered)
+
+
+class Recurrent(nn.Module):
+    """An LSTM, which holds its weights in a list besides; the last step is read out by a weight that is tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out, self.again = nn.LSTM(5, 4, batch_first=True), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.again.weight = self.out.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again(torch.tanh(self.out(self.body(x)[0][:, -1])))
+
+
+def tokens_first() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 7, dropout=0.0, batch_first=True)
+    return nn.Sequential(nn.Linear(5, 6), layer, nn.Flatten(), nn.Linear(18, 4), nn.LogSoftmax(1))
+
+
+def convolutions() -> nn.Module:
+    layers = [nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.GELU(), nn.Flatten(), nn.Linear(12, 4)]
+    return nn.Sequential(*layers)
+
+
+def normalized() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 7)), nn.Tanh(), nn.Linear(7, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [(Recurrent, (3, 5)), (tokens_first, (3, 5)), (convolutions, (2, 3, 3)), (normalized, (5,))],
+)
+def test_numbers_of_difficult_networks_are_those_of_the_functions(make: Any, shape: tuple[int, ...], tmp_path: Path):
+    """Later steps compare with what the first ones stored: gradients and representations of the start."""
+    torch.manual_seed(0)
+    model = make().double()
+    start = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    x, tests = (torch.randn(count, *shape, generator=generator).double() for count in (11, 6))
+    optimizer = torch.optim.SGD(model.parameters(), 0.3)
+    labels = torch.arange(11) % 4
+    states = []
+    with watch(
+        model, (x, labels), test=(tests, labels[:6]), out=tmp_path / "run", every=1, budget=None, optimizer=optimizer
+    ) as seen:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), labels)
+            loss.backward()
+            optimizer.step()
+            seen.step(loss=loss)
+            states.append(copy.deepcopy(model))
+    compared = 0
+    for step, later in enumerate(states, 1):
+        (line,) = [line["values"] for line in seen.run.lines if line["step"] == step]
+        initial = start.state_dict()
+        gap, gap_test = (fl.linearization_gap(later, inputs, initial) for inputs in (x, tests))
+        features = fl.neural_features(later, x, initial=initial)
+        expected = {"gap/link": float(gap), "gap/probe": gap.plain}
+        expected |= {"gap/link_test": float(gap_test), "gap/test": gap_test.plain}
+        expected["features/moved"] = float(fl.quantities.features_moved(later, x, initial))
+        for name, pair in fl.layer_alignment(later, x).items():
+            expected["layers/" + "--".join(map(safe, name)) + "/alignment"] = pair.value
+        for name, layer in features.items():
+            for quantity in ("uncentered", "centered", "double_centered", "centered_share", "weight_change"):
+                expected[f"features/{safe(name)}/{quantity}"] = getattr(layer, quantity)
+        for name, value in expected.items():
+            assert line[name] == pytest.approx(value, rel=1e-8, abs=1e-11, nan_ok=True), (step, name)
+        compared += sum(value == value for value in expected.values())
+    assert compared > 40
 
 
 def test_arrays_are_those_of_the_functions(tmp_path: Path):

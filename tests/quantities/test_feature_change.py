@@ -123,6 +123,18 @@ def test_a_frozen_head_is_the_last_layer():
     assert [p.requires_grad for p in model.parameters()] == [True, True, False, False]
 
 
+def test_a_frozen_copy_beside_the_network_does_not_dilute_its_features():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(D, 7), nn.Tanh(), nn.Linear(7, C)).double()
+    x = torch.randn(P, D, dtype=torch.float64)
+    scaled = fl.steer.scale_output(network, 0.1)
+    before = {name: value.clone() for name, value in scaled.state_dict().items()}
+    alone = moved(network)
+    assert float(fl.quantities.features_moved(scaled, x, before)) == pytest.approx(
+        float(fl.quantities.features_moved(network, x, alone)), rel=1e-12
+    )
+
+
 def test_weights_that_no_module_applies_are_seen():
     class Functional(nn.Module):
         def __init__(self) -> None:

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import featlearn as fl
 from featlearn.audited_model import AuditedModel
 from featlearn.kernel import jacobian_products
-from featlearn.linearization.two_states import TwoStates
+from featlearn.linearization.two_states import GapMemory, TwoStates
 
 P, D, C = 11, 5, 3
 
@@ -84,10 +84,10 @@ def test_adapters_have_the_gap_of_the_merged_network(link: nn.Module | None):
     gap = fl.linearization_gap(model, x, before)
     assert gap == pytest.approx(float(expected), rel=1e-9)
     for way in ("forward_mode", "twice_backward"):
-        another = TwoStates(AuditedModel(model), before).gap(x, method=getattr(jacobian_products, way))
+        another = TwoStates(AuditedModel(model), before, memory=GapMemory(getattr(jacobian_products, way))).gap(x)
         assert another.value == pytest.approx(float(gap), rel=1e-9)
         assert another.plain.value == pytest.approx(gap.plain, rel=1e-9)
-    without = TwoStates(AuditedModel(model), before).gap(x, method=jacobian_products.per_sample)
+    without = TwoStates(AuditedModel(model), before, memory=GapMemory(jacobian_products.per_sample)).gap(x)
     assert (without.value, without.division.merged) == (pytest.approx(gap.plain, rel=1e-9), ())
     assert len(gap.merged) == 2
     assert all(names[0].endswith("down.weight") and names[1].endswith("up.weight") for names in gap.merged)
@@ -112,7 +112,7 @@ def test_an_adapter_of_the_only_layer_has_no_gap_behind_an_output_function(way: 
     torch.manual_seed(0)
     model = nn.Sequential(Adapted(nn.Linear(D, C)), nn.LogSoftmax(1))
     before = moved(model)
-    gap = TwoStates(AuditedModel(model), before).gap(inputs(), method=getattr(jacobian_products, way))
+    gap = TwoStates(AuditedModel(model), before, memory=GapMemory(getattr(jacobian_products, way))).gap(inputs())
     assert gap.value < 1e-12 < 0.1 < gap.plain.value
     assert gap.division.link == ("LogSoftmax",)
 

@@ -95,7 +95,7 @@ def diagnose(
     if recorded:
         if settings != DEFAULT or seeds != 1 or out is not None:
             raise UsageError(f"{subject} is a recorded run, expected no options of training beside it")
-        return _answer(recorded, Path(str(subject)), False, True, all)
+        return _answer(recorded, Path(str(subject)), with_report=False, everything=all, with_advice=json)
     folder = _new_folder(subject, settings) if out is None else out
     resumed = checkpoints is not None and (folder / "run.json").exists()
     if folder.exists() and not resumed and (not folder.is_dir() or any(folder.iterdir())):
@@ -112,7 +112,15 @@ def diagnose(
         paths = [path for path in paths if (path / "run.json").exists()]
         if not paths:
             raise
-    return _answer(paths, folder, not no_report, complete, all, networks)
+    return _answer(
+        paths,
+        folder,
+        with_report=not no_report,
+        complete=complete,
+        everything=all,
+        with_advice=json,
+        networks=networks,
+    )
 
 
 def _recorded(
@@ -149,20 +157,25 @@ def _refuse_training_options(subject: str | None, settings: TrainingSettings, se
 def _answer(
     paths: Sequence[Path],
     folder: Path,
+    *,
     with_report: bool,
-    complete: bool,
     everything: bool,
+    with_advice: bool,
+    complete: bool = True,
     networks: Mapping[Path, Any] = MappingProxyType({}),
 ) -> Answer:
-    from featlearn.diagnosis import diagnose as verdict_on
+    from featlearn.diagnosis.findings import Findings
+    from featlearn.diagnosis.verdict import diagnose_findings
     from featlearn.record import open_run
+    from featlearn.reporting.page import report
 
     runs = [open_run(path) for path in paths]
     for path, run in zip(paths, runs, strict=True):
         run.network = networks.get(path)  # advice is tried on it
-    each = [verdict_on(run) for run in runs]
-    together = each[0] if len(each) == 1 else verdict_on(runs)
-    page = _page(runs, folder / "report.html") if with_report else None
+    findings = [Findings(run) for run in runs]
+    each = [diagnose_findings([one]) for one in findings]
+    together = each[0] if len(each) == 1 else diagnose_findings(findings)
+    page = report(together, folder / "report.html") if with_report else None
     diverged = [run.name for run, one in zip(runs, each, strict=True) if one.diverged]
     code = INTERRUPTED if not complete else FAILED if diverged else DONE
     data = {
@@ -171,6 +184,7 @@ def _answer(
         "diverged": diverged,
         "report": page,
         "diagnosis": jsons.loads(together.to_json()),
+        "advice": _advice(together) if with_advice else None,
         "runs": [
             {
                 "path": path,
@@ -182,6 +196,28 @@ def _answer(
         ],
     }
     return Answer(data=data, text=_text(runs, each, together, page, complete, everything), code=code)
+
+
+def _advice(diagnosis: "Diagnosis") -> dict[str, Any]:
+    """Return what to change, toward rich and toward lazy training, each change as a call."""
+    from featlearn.diagnosis.advice import advise
+
+    answers = {toward: advise(diagnosis, toward) for toward in ("rich", "lazy")}
+    return {
+        toward: {
+            "note": advice.note,
+            "changes": [
+                {
+                    "text": change.text,
+                    "call": change.command,
+                    "tried": None if change.tried is None else str(change.tried),
+                    "expect": change.expect,
+                }
+                for change in advice.changes
+            ],
+        }
+        for toward, advice in answers.items()
+    }
 
 
 def _text(
@@ -255,12 +291,6 @@ def curves(runs: "Sequence[Run]") -> list[Panel]:
             pairs = [run.scalar(name) for run in runs]
             found.append(Panel(title, [(steps.tolist(), values.tolist()) for steps, values in pairs], least))
     return found
-
-
-def _page(runs: "Sequence[Run]", path: Path) -> Path:
-    from featlearn.reporting.page import report
-
-    return report(runs, path)
 
 
 def _new_folder(subject: str | None, settings: TrainingSettings) -> Path:

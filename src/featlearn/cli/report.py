@@ -38,13 +38,14 @@ def report(
     """
     if not runs:
         raise UsageError("no run is passed, expected at least one folder or .zip; featlearn runs ls lists runs")
+    from featlearn.diagnosis.verdict import findings_of
     from featlearn.reporting.figures import save_figures
     from featlearn.reporting.page import report as page
 
     first = runs[0]
     path = out or (first.with_suffix(".html") if first.suffix == ".zip" else first / "report.html")
-    open_runs = [open_recorded_run(path) for run in runs for path in recorded_runs(run) or [run]]
-    page_path = page(open_runs, path, title=title, kernels=not no_kernels, bands=not no_bands)
-    drawn = [] if figures is None else save_figures(open_runs, figures, bands=not no_bands)
+    findings = findings_of([open_recorded_run(path) for run in runs for path in recorded_runs(run) or [run]])
+    page_path = page(findings, path, title=title, kernels=not no_kernels, bands=not no_bands)
+    drawn = [] if figures is None else save_figures(findings, figures, bands=not no_bands)
     lines = [f"report:  {page_path}", *([f"figures: {figures}, {len(drawn)} files"] if drawn else [])]
     return Answer(data={"report": page_path, "figures": drawn}, text="\n".join(lines))

@@ -15,6 +15,8 @@ NEWTON, GRADIENTS = 12, 40
 """Most Newton steps of an implicit step, and most conjugate gradient steps of each."""
 TOLERANCE = 1e-5
 """Residual of an implicit step, relative to its size."""
+RATIO = 0.25
+"""Length of a step as a share of the time already passed."""
 INEXACT = 0.1
 """Residual of a Newton step; the next one removes it."""
 
@@ -104,6 +106,13 @@ class LogisticFlow:
             before, power = power, float((r * z).sum())
             direction = z + power / before * direction
         return x
+
+    def after(self, f: Tensor, begin: float, end: float) -> Tensor:
+        """Return outputs (P, C) at a later time."""
+        modes = None
+        for length in steps_within(begin, end, RATIO):
+            f, _, modes = self.step(f, length, modes)
+        return f
 
 
 def steps_within(begin: float, end: float, ratio: float) -> list[float]:

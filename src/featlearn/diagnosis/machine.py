@@ -138,7 +138,7 @@ def _at(losses: Tensor, outputs: Tensor, level: float) -> Tensor:
 def _path(run_data: RunData, kernel: Tensor, cross: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """Follow descent on squared error: losses (T,) and outputs (T, P', C) on the test points."""
     start, targets = run_data.outputs(0), LossRates(run_data).targets
-    slowest = 1 / _largest_eigenvalue(_rows(kernel).double())
+    slowest = 1 / _largest_eigenvalue(as_matrix(kernel).double())
     times = slowest * torch.logspace(-2, math.log10(LONGEST), TIMES, dtype=torch.float64)
     path = kernel_descent(kernel, targets, f0=start, times=times, K_test=cross, f0_test=first)
     assert path.test_outputs is not None
@@ -148,8 +148,8 @@ def _path(run_data: RunData, kernel: Tensor, cross: Tensor, first: Tensor) -> tu
 def _logistic_path(run_data: RunData, kernel: Tensor, cross: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """Follow descent on a logistic loss, no further than the run went."""
     f, targets, kind = run_data.outputs(0), LossRates(run_data).targets, run_data.loss_kind
-    values, vectors = torch.linalg.eigh(_rows(kernel).double())
-    flow, rows = LogisticFlow(values, vectors, targets, kind), _rows(cross).double()
+    values, vectors = torch.linalg.eigh(as_matrix(kernel).double())
+    flow, rows = LogisticFlow(values, vectors, targets, kind), as_matrix(cross).double()
     lowest = math.inf if run_data.loss is None else float(run_data.loss.values.min())
     modes, before = None, 0.0
     tests, losses = [first], [float(kind.mean(f, targets))]
@@ -165,7 +165,7 @@ def _logistic_path(run_data: RunData, kernel: Tensor, cross: Tensor, first: Tens
     return torch.tensor(losses, dtype=torch.float64), torch.stack(tests)
 
 
-def _rows(kernel: Tensor) -> Tensor:
+def as_matrix(kernel: Tensor) -> Tensor:
     """Return a kernel as a matrix, with a row for each sample and output if it is between all outputs."""
     if kernel.dim() == 2:
         return kernel

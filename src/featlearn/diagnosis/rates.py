@@ -1,6 +1,7 @@
 """The rate of a run: how much time of kernel descent one unit of its learning rate is worth."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from featlearn.diagnosis.evidence import FALLEN
 from featlearn.diagnosis.loss_kind import CROSS_ENTROPY
 from featlearn.diagnosis.replay import Replay
-from featlearn.diagnosis.run_data import Curve, RunData, as_probabilities
+from featlearn.diagnosis.run_data import Curve, RunData, as_probabilities, evenly
 from featlearn.dynamics import rate
 from featlearn.losses import NAMES
 
@@ -113,12 +114,11 @@ class LossRates:
             source += f", on {SAMPLES} of {len(self.targets)} samples"
         return TimeScale(per_unit, source)
 
-    def _replay(self, steps: list[int], until: float) -> Replay:
+    def _replay(self, steps: Sequence[int], until: float) -> Replay:
         """A replay with the kernels of these steps and the interpolated kernel of its last, fractional step."""
         run_data = self.run_data
         after = next(s for s in run_data.kernel_steps if s >= until or s == run_data.kernel_steps[-1])
-        if len(steps) > REPLAYED:
-            steps = [steps[round(i * (len(steps) - 1) / (REPLAYED - 1))] for i in range(REPLAYED)]
+        steps = evenly(steps, REPLAYED)
         share = min(1.0, (until - steps[-1]) / max(after - steps[-1], 1))
         last = torch.lerp(run_data.kernel(steps[-1]).double(), run_data.kernel(after).double(), share)
         kernels = torch.stack([*(run_data.kernel(s).double() for s in steps), last])

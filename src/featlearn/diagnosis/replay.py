@@ -1,22 +1,38 @@
 """Kernel descent with recorded kernels: with all of them in turn, and with the first one frozen."""
 
+import functools
+import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from featlearn.diagnosis.logistic_flow import LogisticFlow, steps_within
+from featlearn.diagnosis.logistic_flow import LogisticFlow
 from featlearn.diagnosis.loss_kind import SQUARE, LossKind
 
-SUBSTEPS = 4000
-"""Largest number of replayed steps of cross-entropy descent."""
-RATIO = 0.25
-"""Length of implicit steps with a frozen kernel, as a share of the time already passed."""
-STRIDE = 0.5
-"""Their step size times the largest eigenvalue: the derivative of softmax is at most 1/2."""
+FACTORS = 24
+"""Most factors of 4 by which a rate is changed until its loss lies on the other side of a level."""
+RESOLUTION = 1e-3
+"""Relative error of a rate."""
+
+
+@dataclass(frozen=True, eq=False)
+class SquareFlow:
+    """df/dt = -K (f - y) in the eigenbasis of the kernel."""
+
+    values: Tensor
+    """(P,)"""
+    vectors: Tensor
+    """(P, P)"""
+    targets: Tensor
+    """(P, C)"""
+
+    def after(self, f: Tensor, begin: float, end: float) -> Tensor:
+        """Return outputs (P, C) at a later time."""
+        decay = torch.exp(-self.values * (end - begin))[:, None]
+        return self.targets + self.vectors @ (decay * (self.vectors.mT @ (f - self.targets)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,92 +54,47 @@ class Replay:
     kind: LossKind = SQUARE
 
     @cached_property
-    def _modes(self) -> list[tuple[Tensor, Tensor]]:
-        """Eigenvalues and eigenvectors of the first kernel, then of the kernel in each interval."""
-        middle = (self.kernels[1:].double() + self.kernels[:-1].double()) / 2
-        return [_modes(kernel) for kernel in [self.kernels[0].double(), *middle]]
+    def _flows(self) -> list[SquareFlow | LogisticFlow]:
+        """Descent with the kernel of each interval."""
+        return [self._flow((one.double() + other.double()) / 2) for one, other in itertools.pairwise(self.kernels)]
 
-    def loss(self, rate: float) -> float:
-        """Loss at the last time, with the recorded kernels."""
-        f = self.start
-        for (values, vectors), length in zip(self._modes[1:], self.times.diff().tolist(), strict=True):
-            f = self._moved(f, values, vectors, rate * length)
-        return self._loss(f)
+    def _flow(self, kernel: Tensor) -> SquareFlow | LogisticFlow:
+        values, vectors = torch.linalg.eigh((kernel + kernel.mT) / 2)
+        values = values.clamp_min(0.0)
+        if self.kind.logistic:
+            return LogisticFlow(values, vectors, self.targets, self.kind)
+        return SquareFlow(values, vectors, self.targets)
+
+    def losses(self, rate: float) -> Tensor:
+        """Return the losses (T,) with the recorded kernels."""
+        return self._losses(self._flows, (rate * self.times).tolist())
 
     def frozen_losses(self, rated_times: Tensor) -> Tensor:
-        """Losses (T,) after rate times time, in order, with the first kernel."""
-        values, vectors = self._modes[0]
-        if not self.kind.logistic:
-            # in eigenmodes; residuals in the null space stay
-            power = (vectors.mT @ (self.start - self.targets)).square().sum(1)
-            return torch.exp(-2 * values * rated_times[:, None]) @ power / len(self.targets)
-        flow = LogisticFlow(values, vectors, self.targets, self.kind)
-        losses, f, done, modes = [], self.start, 0.0, None
-        for time in rated_times.tolist():
-            for length in steps_within(done, time, RATIO):
-                f, _, modes = flow.step(f, length, modes)
-            done = time
-            losses.append(self._loss(f))
-        return torch.tensor(losses, dtype=torch.float64)
+        """Return the losses (T,) after rate times time, in order, with the first kernel."""
+        times = [0.0, *rated_times.tolist()]
+        return self._losses([self._flow(self.kernels[0].double())] * len(rated_times), times)[1:]
 
-    def _moved(self, f: Tensor, values: Tensor, vectors: Tensor, length: float) -> Tensor:
-        if not self.kind.logistic:
-            away = vectors.mT @ (f - self.targets)
-            return self.targets + vectors @ (torch.exp(-values * length)[:, None] * away)
-        parts = max(1, math.ceil(length * float(values[-1]) / STRIDE))
-        if parts > SUBSTEPS:
-            raise TooStiffError
-        kernel = (vectors * (values * length / parts)) @ vectors.mT
-        for _ in range(parts):
-            f = f - kernel @ (self.kind.predictions(f) - self.targets)
-        return f
-
-    def _loss(self, f: Tensor) -> float:
-        return float(self.kind.mean(f, self.targets))
+    def _losses(self, flows: list[SquareFlow | LogisticFlow], times: list[float]) -> Tensor:
+        f, losses = self.start, [self.kind.mean(self.start, self.targets)]
+        for flow, (begin, end) in zip(flows, itertools.pairwise(times), strict=True):
+            f = flow.after(f, begin, end)
+            losses.append(self.kind.mean(f, self.targets))
+        return torch.stack(losses)
 
     def rate_to(self, level: float) -> float | None:
-        """The rate at which the loss reaches `level` at the last time; None if none is found."""
-        return _crossing(lambda rate: self.loss(rate) - level, 1 / self._scale(float(self.times[-1])))
+        """Return the rate at which the loss reaches `level` at the last time; None if there is none."""
+        from scipy.optimize import brentq
 
-    def _scale(self, time: float) -> float:
-        """A typical decay rate of the first kernel times a time."""
-        return float(self._modes[0][0].mean().clamp_min(1e-300)) * time
+        @functools.cache
+        def difference(log_rate: float) -> float:
+            return float(self.losses(math.exp(log_rate))[-1]) - level
 
-
-def _modes(kernel: Tensor) -> tuple[Tensor, Tensor]:
-    values, vectors = torch.linalg.eigh((kernel + kernel.mT) / 2)
-    return values.clamp_min(0.0), vectors
-
-
-class TooStiffError(Exception):
-    """Raised if descent needs more than SUBSTEPS steps."""
-
-
-def _crossing(difference: Callable[[float], float], guess: float) -> float | None:
-    """The zero of a falling function of a positive number, by bisection in its logarithm; None if there is none.
-
-    Arguments that are too stiff count as beyond the zero.
-    """
-
-    def beyond(at: float) -> tuple[bool, bool]:
-        """Whether a number is beyond the zero, and whether that was evaluated."""
-        try:
-            return difference(at) <= 0, True
-        except TooStiffError:
-            return True, False
-
-    low = high = guess
-    # Written so that a nan guess ends the search, too.
-    while 1e-60 <= low <= 1e60 and beyond(low)[0]:
-        low /= 4
-    while 1e-60 <= low <= high <= 1e60 and not beyond(high)[0]:
-        high *= 4
-    if not 1e-60 <= low <= high <= 1e60:
-        return None
-    seen = beyond(high)[1]
-    while high / low > 1.001:
-        middle = math.sqrt(low * high)
-        passed, known = beyond(middle)
-        low, high = (low, middle) if passed else (middle, high)
-        seen = seen or (passed and known)
-    return math.sqrt(low * high) if seen else None
+        scale = float(self.kernels[0].diagonal().mean()) * float(self.times[-1])
+        if not 0 < scale < math.inf:
+            return None
+        sign = 1 if difference(-math.log(scale)) > 0 else -1
+        places = [sign * math.log(4) * i - math.log(scale) for i in range(FACTORS)]
+        beyond = next((place for place in places if sign * difference(place) <= 0), None)
+        if beyond is None:
+            return None
+        return math.exp(brentq(difference, beyond - sign * math.log(4), beyond, xtol=RESOLUTION))

@@ -4,10 +4,10 @@ Damaged data is never replaced: another kernel would give another verdict.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import torch
@@ -17,6 +17,7 @@ from featlearn.diagnosis.loss_kind import CROSS_ENTROPY, KINDS, SQUARE, LossKind
 from featlearn.errors import RunError
 from featlearn.record import Run
 
+Item = TypeVar("Item")
 LOST = 2.0
 """A diverged run is read up to where its loss stays above this multiple of the first."""
 EXPLODED = 1e3
@@ -448,6 +449,13 @@ class RunData:
         momentum = _number(groups[0].get("momentum")) if groups else 0.0
         rates = {_number(group.get("lr")) for group in groups}
         return str(told.get("class") or ""), momentum if 0 <= momentum < 1 else 0.0, len(rates) < 2
+
+
+def evenly(items: Sequence[Item], most: int) -> Sequence[Item]:
+    """Return at most `most` items, spread evenly, with the first and the last."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def is_ratio(curve: Curve) -> bool:

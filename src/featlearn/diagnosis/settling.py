@@ -9,7 +9,7 @@ from torch import Tensor
 from featlearn.diagnosis.evidence import SETTLED
 from featlearn.diagnosis.rates import LossRates, TimeScale, Unknown
 from featlearn.diagnosis.replay import Replay
-from featlearn.diagnosis.run_data import Curve, RunData
+from featlearn.diagnosis.run_data import Curve, RunData, evenly
 
 CANDIDATES = 25
 """Largest number of steps tried; fewer for cross-entropy, whose descent is integrated step by step."""
@@ -57,7 +57,7 @@ def settling(rates: LossRates) -> Settling | Unknown:
     logistic = run_data.loss_kind.logistic
     factors = [1.0] if rates.exact else [FREE ** (i / 4) for i in range(-4, 5, 4 if logistic else 1)]
     best = math.inf
-    for step in _some(run_data.kernel_steps, CANDIDATES_OF_ENTROPY if logistic else CANDIDATES):
+    for step in evenly(run_data.kernel_steps, CANDIDATES_OF_ENTROPY if logistic else CANDIDATES):
         later = loss.steps > step
         now = float(loss.at(torch.tensor([float(step)])))
         if int(later.sum()) < 3 or now <= loss.last * math.exp(LEFT):
@@ -77,7 +77,7 @@ def _thinned(loss: Curve, later: Tensor, *, logistic: bool) -> Curve:
     steps, values = loss.steps[later], loss.values[later]
     if not logistic or len(steps) <= COMPARED_OF_ENTROPY:
         return Curve(steps, values)
-    some = torch.linspace(0, len(steps) - 1, COMPARED_OF_ENTROPY).round().long()
+    some = list(evenly(range(len(steps)), COMPARED_OF_ENTROPY))
     return Curve(steps[some], values[some])
 
 
@@ -97,12 +97,6 @@ def above_rounding(loss: Curve) -> Curve | None:
     below = (loss.values <= floor).nonzero().flatten()
     end = int(below[0]) if len(below) else len(loss.steps)
     return Curve(loss.steps[:end], loss.values[:end]) if end > 1 else None
-
-
-def _some(steps: list[int], most: int) -> list[int]:
-    if len(steps) <= most:
-        return steps
-    return sorted({steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)})
 
 
 def _error(rates: LossRates, step: int, tried: list[float], rest: Curve) -> float:

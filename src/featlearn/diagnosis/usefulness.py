@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from featlearn.diagnosis.loss_kind import BINARY, SQUARE, declared
-from featlearn.diagnosis.machine import kernels_at
+from featlearn.diagnosis.machine import as_matrix, kernels_at
 from featlearn.diagnosis.rates import LossRates
 from featlearn.diagnosis.run_data import RunData
-from featlearn.dynamics import kernel_regression
-from featlearn.errors import FeatlearnError
 
 RIDGE = 1e-3
 """Of the mean eigenvalue: regression without any would follow rounding."""
@@ -112,7 +110,7 @@ def usefulness(run_data: RunData) -> Usefulness:
     else:
         try:
             first, later = (_errors(_predicted(run_data, *pair), wanted, unit) for pair in kernels if pair is not None)
-        except (FeatlearnError, RuntimeError):
+        except RuntimeError:  # LinAlgError is one: a singular matrix
             reason = "the regression could not be computed"
     return Usefulness(
         first=_mean(first),
@@ -163,9 +161,10 @@ def _unknown(reason: str) -> Usefulness:
 
 def _predicted(run_data: RunData, kernel: Tensor, cross: Tensor) -> Tensor:
     """Return predictions (P', C) of regression on the probe."""
-    targets = LossRates(run_data).targets
-    diagonal = torch.einsum("ppcc->pc", kernel) if kernel.dim() == 4 else kernel.diagonal()
-    predictions = kernel_regression(kernel, targets, cross, ridge=RIDGE * float(diagonal.double().mean()))
+    targets, matrix = LossRates(run_data).targets, as_matrix(kernel).double()
+    ridge = RIDGE * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=torch.float64)
+    rows = targets if len(matrix) == len(targets) else targets.reshape(-1, 1)
+    predictions: Tensor = as_matrix(cross).double() @ torch.linalg.solve(matrix + ridge, rows)
     return predictions.reshape(len(cross), -1)
 
 

@@ -168,7 +168,7 @@ def diagnose(run: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLik
     on runs whose regime is known by construction; docs/how-to/read-a-diagnosis.md has the table, and explains each
     statement.
     """
-    return diagnose_findings([Findings(one) for one in _runs(run)])
+    return diagnose_findings(findings_of(run))
 
 
 def diagnose_findings(findings: Sequence[Findings]) -> Diagnosis:
@@ -233,16 +233,21 @@ def _breakdown(findings: Sequence[Findings]) -> str:
     return f"training broke down at step {run_data.diverged}. Up to step {run_data.steps}: "
 
 
-def _runs(given: Any) -> list[Run]:
-    if isinstance(given, Run):
-        return [given]
-    if isinstance(given, str | os.PathLike):
-        return [open_run(given)]
-    if isinstance(given, Sequence):
-        if not given:
-            raise InputValueError("no runs are given, expected at least one")
-        return [run for part in given for run in _runs(part)]
-    raise InputTypeError(f"run is {type(given).__name__}, expected a Run, its path, or several of them")
+def findings_of(runs: Any) -> list[Findings]:
+    """Open runs, and return their findings; those that are passed, also in a diagnosis, keep their numbers."""
+    if isinstance(runs, Findings):
+        return [runs]
+    if isinstance(runs, Diagnosis):
+        return list(runs.findings)
+    if isinstance(runs, Run):
+        return [Findings(runs)]
+    if isinstance(runs, str | os.PathLike):
+        return [Findings(open_run(runs))]
+    if not isinstance(runs, Sequence):
+        raise InputTypeError(f"runs are {type(runs).__name__}, expected a Run, its path, or several of them")
+    if not runs:
+        raise InputValueError("no runs are passed, expected at least one")
+    return [findings for part in runs for findings in findings_of(part)]
 
 
 def _plain(value: Any) -> Any:

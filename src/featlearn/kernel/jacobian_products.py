@@ -132,10 +132,8 @@ def dual_outputs(
     `run`: gives outputs for dual parameters, by default those of the model.
     """
     with math_attention(), forward_ad.dual_level():
-        duals = {
-            name: forward_ad.make_dual(parameter.detach(), tangents[name][k].to(parameter))
-            for name, parameter in measurement.parameters.items()
-        }
+        plain = {name: parameter.detach() for name, parameter in measurement.parameters.items()}
+        duals = plain | {name: forward_ad.make_dual(plain[name], u[k].to(plain[name])) for name, u in tangents.items()}
         if run is None:
             return parts_of_dual(replace(batch, model=Reparametrized(batch.model, duals)).outputs(_all(batch)))
         return parts_of_dual(run(duals))

@@ -38,6 +38,8 @@ class Pair:
     """Ops between the two weights."""
     alone: bool
     """Whether the first feeds only the second, and the second is fed only by the first, once each."""
+    traced: bool
+    """Whether channels were matched by perturbing the outputs of the first."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,21 @@ def consecutive(chunk: Chunk) -> tuple[dict[tuple[str, str], Pair], WeightMatric
         exclusive = (
             exclusive and len(paths.sources([link.value])) == len(matrix.readings) == len(second_matrix.readings) == 1
         )
-        after, reason = _match_channels(chunk, matrix, second_matrix, link, paths)
+        traced = not _channels_match(graph, matrix, second_matrix, link)
+        after, reason = (
+            _traced_channels(graph, matrix, second_matrix, link, paths) if traced else (_columns(second_matrix), "")
+        )
         exclusive = exclusive and matrix.units is None and second_matrix.units is None
-        pairs[names] = Pair(matrix, second_matrix, _rows(matrix), after, reason, link.between, exclusive)
+        pairs[names] = Pair(
+            first=matrix,
+            second=second_matrix,
+            before=_rows(matrix),
+            after=after,
+            reason=reason,
+            between=link.between,
+            alone=exclusive,
+            traced=traced,
+        )
     return pairs, matrices
 
 
@@ -133,14 +147,18 @@ def _columns(matrix: WeightMatrix) -> Tensor:
     return parts.transpose(1, 2).reshape(-1, parts.shape[1])
 
 
-def _match_channels(
-    chunk: Chunk, first: WeightMatrix, second: WeightMatrix, link: Link, paths: FeaturePaths
+def _channels_match(graph: Graph, first: WeightMatrix, second: WeightMatrix, link: Link) -> bool:
+    """Return whether each column of the second is known to belong to the row of the first at the same place."""
+    channels = len(_rows(first))
+    same = _columns(second).shape[1] == channels
+    return same and all(_keeps_channels(graph, node, channels) for node in link.between)
+
+
+def _traced_channels(
+    graph: Graph, first: WeightMatrix, second: WeightMatrix, link: Link, paths: FeaturePaths
 ) -> tuple[Tensor | None, str]:
+    """Match channels by perturbing the outputs of the first; return U, or None and the reason."""
     channels, columns = len(_rows(first)), _columns(second)
-    graph = chunk.graph
-    assert graph is not None
-    if columns.shape[1] == channels and all(_keeps_channels(graph, node, channels) for node in link.between):
-        return columns, ""
     try:
         origin = _origins(graph, first, columns.shape[1], link, paths)
     except Exception as error:  # ops without a second derivative, shapes without a channel axis

@@ -2,21 +2,22 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import UnsupportedModelError
-from featlearn.kernel.jacobian_products import JvpMethod, Tangents, divides, jvp_method
+from featlearn.kernel.jacobian_products import JvpMethod, Tangents, divides, forward_mode, jvp_method
 from featlearn.linearization.division import UNDIVIDED, Division, divided, weights_at
 from featlearn.linearization.effective_weights import steps_between
 from featlearn.linearization.linearized import Linearized, linearized
 from featlearn.measurement import Measurement
 from featlearn.network.copies import network_at
-from featlearn.network.inputs import Inputs, ModelWithInputs
+from featlearn.network.inputs import Inputs, ModelWithInputs, batch_size
 
 FOLDS = 16
 """Groups of samples that are left out in turn for a standard error."""
@@ -83,8 +84,18 @@ class Gap:
         return math.sqrt(float((values - values.mean()).square().sum()) * (count - 1) / count)
 
 
+@dataclass
+class GapMemory:
+    """What repeated gaps of one network share. It holds no weights."""
+
+    method: JvpMethod | None = None
+    """How Jacobian-vector products are made."""
+    divisions: dict[frozenset[str], Division] = field(default_factory=dict)
+    """Parameters that have moved -> where the network is divided."""
+
+
 class TwoStates:
-    """A model, and a copy with the parameters of an earlier state and the buffers of now."""
+    """A model, and the same model with the parameters of an earlier state and the buffers of now."""
 
     def __init__(
         self,
@@ -94,43 +105,69 @@ class TwoStates:
         unshrunk: bool = False,
         link: bool = True,
         effective: bool = True,
+        memory: GapMemory | None = None,
+        inside: Measurement | None = None,
     ) -> None:
-        """`unshrunk`: the earlier parameters of each layer are multiplied by what is left of them, see `shrinking`."""
+        """Compare a model with an earlier state.
+
+        Args:
+            audited: The model as it is now.
+            initial: State dict of the earlier state.
+            unshrunk: Multiply the earlier parameters of each layer by what is left of them, see `shrinking`.
+            link: As for `linearization_gap`.
+            effective: As for `linearization_gap`.
+            memory: What earlier gaps of this network have shown.
+            inside: A measurement of the model, in whose isolation the earlier state is run where no copy is needed.
+        """
         low = any(p.dtype in LOW_PRECISION for p in audited.model.parameters()) and audited.request.dtype is None
         if low:  # rounding would pass for a gap
             audited = AuditedModel(audited.model, replace(audited.request, dtype=torch.float32))
         self._audited, self._link, self._effective, self._cast = audited, link, effective, low
-        earlier = network_at(audited.model, initial)
+        self._memory = memory or GapMemory()
         self._now = {name: p.detach() for name, p in audited.model.named_parameters()}
-        parameters = dict(earlier.named_parameters())
+        if low or self._memory.method is not forward_mode or not _fits(initial, self._now):
+            inside = None
+        self._inside = inside
+        if inside is None:
+            earlier = _with_buffers_of(audited.model, network_at(audited.model, initial))
+            self._earlier = audited.of_copy(earlier)
+            parameters: dict[str, Tensor] = dict(earlier.named_parameters())
+        else:
+            parameters = {name: initial[name].to(now, copy=True) for name, now in self._now.items()}
         self.shrinking = _shrinking(parameters, self._now)
-        """layer -> share of its earlier weights that is left, between 0 and 1"""
+        """Layer -> share of its earlier weights that is left, between 0 and 1."""
         with torch.no_grad():
-            buffers = dict(earlier.named_buffers())
-            for name, buffer in audited.model.named_buffers():
-                buffers[name].copy_(buffer)
             for name, parameter in parameters.items():
                 if unshrunk:
                     parameter.mul_(self.shrinking[_layer(name)])
                 parameter.requires_grad_(not torch.equal(parameter, self._now[name]))
+        self._before = parameters
         self._moved = {name: p for name, p in parameters.items() if p.requires_grad}
-        self._earlier = audited.of_copy(earlier)
 
-    def gap(self, x: Inputs, *, method: JvpMethod | None = None, outputs: Tensor | None = None) -> Gap:
-        """Return the gap on these samples; `method` and `outputs` of now where they are known."""
-        f = self._outputs_now(x) if outputs is None or self._cast else outputs
-        if not self._moved:
-            return _gap(f, Linearized(f, torch.zeros_like(f), f), UNDIVIDED)
-        with self._earlier.measuring([x]) as measurement:
-            line, whole = self._line(measurement, f, method)
-            return _gap(f, whole, line.division)
+    def gap(self, x: Inputs, *, outputs: Tensor | None = None) -> Gap:
+        """Return the gap on these samples; `outputs` of now where they are known."""
+        return self.gaps(x, [self._outputs_now(x) if outputs is None else outputs])[0]
 
-    def method(self, x: Inputs) -> JvpMethod | None:
-        """Return how Jacobian-vector products are made for this model; None where nothing has moved."""
+    def gaps(self, x: Inputs, groups: Sequence[Tensor]) -> list[Gap]:
+        """Return the gap of each group of samples. Groups follow each other in `x`; their outputs now are passed."""
+        sizes = [len(outputs) for outputs in groups]
+        f = self._outputs_now(x) if self._cast else torch.cat([outputs.to(groups[0].device) for outputs in groups])
         if not self._moved:
-            return None
-        with self._earlier.measuring([x]) as measurement:
-            return jvp_method(measurement)
+            return [_gap(part, Linearized(part, torch.zeros_like(part), part), UNDIVIDED) for part in f.split(sizes)]
+        with self._at_earlier_state(x) as measurement:
+            line, whole = self._line(measurement, f)
+            parts = zip(f.split(sizes), *(column.split(sizes) for column in whole), strict=True)
+            return [_gap(now, Linearized(*linear), line.division) for now, *linear in parts]
+
+    @contextmanager
+    def _at_earlier_state(self, x: Inputs) -> Iterator[Measurement]:
+        """Measure the earlier state: a copy, or the model itself with other tensors in the places of its parameters."""
+        if self._inside is None:
+            with self._earlier.measuring([x]) as measurement:
+                yield measurement
+        else:
+            batch = replace(self._inside.batches[0], x=self._audited.paired(x), samples=batch_size(x))
+            yield replace(self._inside, batches=(batch,), parameters=self._before)
 
     def parts(self, x: Inputs) -> dict[str, float]:
         """Return layer -> its part of the gap."""
@@ -140,7 +177,7 @@ class TwoStates:
         if not changed:
             return dict.fromkeys(layers, math.nan)
         with self._earlier.measuring([x]) as measurement:
-            line, linear = self._line(measurement, f, None)
+            line, linear = self._line(measurement, f)
             whole = _gap(f, linear, line.division)
             if math.isnan(whole.value):
                 return dict.fromkeys(layers, math.nan)
@@ -181,11 +218,14 @@ class TwoStates:
         with self._audited.measuring([x]) as measurement:
             return measurement.outputs(measurement.batches[0])
 
-    def _line(self, measurement: Measurement, now: Tensor, method: JvpMethod | None) -> tuple["_Line", Linearized]:
+    def _line(self, measurement: Measurement, now: Tensor) -> tuple["_Line", Linearized]:
         """Linearize at the earlier state, divided where that is possible for the whole batch."""
-        way = {name: (self._now[name] - p.detach())[None] for name, p in measurement.parameters.items()}
-        undivided = _Line(measurement, method or jvp_method(measurement), way, UNDIVIDED, {}, {})
-        if divides(undivided.method) and (self._link or self._effective):
+        before = {name: p for name, p in measurement.parameters.items() if name in self._moved}
+        way = {name: (self._now[name] - p.detach())[None] for name, p in before.items()}
+        memory = self._memory
+        memory.method = method = memory.method or jvp_method(measurement)
+        undivided = _Line(measurement, method, way, UNDIVIDED, {}, {})
+        if divides(method) and (self._link or self._effective):
             try:
                 line = self._divided(undivided, now)
                 return line, line.at(self._moved)
@@ -195,11 +235,18 @@ class TwoStates:
 
     def _divided(self, line: "_Line", now: Tensor) -> "_Line":
         """Divide the network, with the weights that products of parameters stand for in both states."""
-        division = divided(line.measurement, link=self._link, effective=self._effective)
+        key = frozenset(self._moved)
+        if key not in self._memory.divisions:
+            found = divided(line.measurement, link=self._link, effective=self._effective)
+            self._memory.divisions[key] = found
+        division = self._memory.divisions[key]
         if not division.merged:
             return replace(line, division=division)
         parameters = dict(line.measurement.parameters)
-        moved = {name: p.detach() + line.way[name][0].to(p) for name, p in parameters.items()}
+        moved = {
+            name: p.detach() + line.way[name][0].to(p) if name in line.way else p.detach()
+            for name, p in parameters.items()
+        }
         before, _ = weights_at(division, line.measurement, parameters)
         after, outputs = weights_at(division, line.measurement, moved)
         expected = now[: len(outputs)].to(outputs)
@@ -216,7 +263,7 @@ class _Line:
     measurement: Measurement
     method: JvpMethod
     way: Tangents
-    """All parameters now less those of the earlier state."""
+    """Parameters that have moved: now less the earlier state."""
     division: Division
     before: Mapping[int, Tensor]
     """Call -> merged weight that it forms or applies at the earlier state."""
@@ -267,6 +314,21 @@ def _parts(batch: ModelWithInputs) -> Iterator[ModelWithInputs]:
     # No part of one sample, which shows no sample axis.
     for indices in torch.arange(batch.samples, device="cpu").tensor_split(-(-batch.samples // TOGETHER)):
         yield replace(batch, x=batch.take(indices), samples=len(indices))
+
+
+def _fits(initial: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> bool:
+    """Whether a state dict has a tensor for each parameter, under its name."""
+    states = {name: initial.get(name) for name in parameters}
+    return all(isinstance(t, Tensor) and t.shape == parameters[name].shape for name, t in states.items())
+
+
+def _with_buffers_of(model: nn.Module, copy: nn.Module) -> nn.Module:
+    """Give a copy of a model the buffers that the model has now."""
+    buffers = dict(copy.named_buffers())
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffers[name].copy_(buffer)
+    return copy
 
 
 def _shrinking(earlier: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> dict[str, float]:

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import CoupledSamplesError, FeatlearnError
-from featlearn.monitoring.names import Names
+from featlearn.monitoring.numbers import Names
 from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.ranks import Ranks
 from featlearn.monitoring.records import Record, RecordContext, probe
 from featlearn.monitoring.schedule import ScheduledQuantity
 from featlearn.monitoring.step_measurement import (
     Baseline,
-    GapMemory,
+    RunMemory,
     StepMeasurement,
     measured_step,
     sizes_of,
@@ -64,7 +64,7 @@ class Observer:
         self.watched, self.names = watched, names
         self.baseline: Baseline | None = None
         self._audited = AuditedModel(watched.model, readout=watched.readout)
-        self._memory = GapMemory()
+        self._memory = RunMemory()
         self._trained = trained_set(watched)
         self._first: Sequence[ScheduledQuantity] = ()
         self._previous: tuple[int, Tensor] | None = None
@@ -85,7 +85,7 @@ class Observer:
         before, now = self._trained, trained_set(self.watched)
         if self.baseline is not None and before.names == now.names:
             return None
-        self._trained, self._memory = now, GapMemory()
+        self._trained, self._memory = now, RunMemory()
         if self.baseline is None:
             return None
         if self.watched.initial:

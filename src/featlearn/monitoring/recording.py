@@ -10,13 +10,12 @@ from typing import Any
 
 from featlearn.errors import NotFiniteError
 from featlearn.monitoring.description import description, stored_state
-from featlearn.monitoring.means import UserNumbers, floats
+from featlearn.monitoring.numbers import UserNumbers, floats
 from featlearn.monitoring.observer import Observation, Observer
 from featlearn.monitoring.probe_data import WatchedNetwork, kept_state
 from featlearn.monitoring.run_log import RunLog
 from featlearn.monitoring.schedule import Schedule, ScheduledQuantity
-from featlearn.monitoring.stopwatch import Stopwatch, percent
-from featlearn.monitoring.work import Budget, TrainingPasses
+from featlearn.monitoring.work import Budget, Stopwatch, TrainingPasses, percent
 from featlearn.record import Run, open_run
 from featlearn.record.layout import USER
 

@@ -11,7 +11,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from featlearn import metrics
 from featlearn.linearization.two_states import LEAST
-from featlearn.monitoring.names import Names
+from featlearn.monitoring.numbers import Names
 from featlearn.monitoring.pictures import picture_arrays
 from featlearn.monitoring.probe_data import ProbeData, decays, has_labels, is_binary, is_classification
 from featlearn.monitoring.step_measurement import MANY_OUTPUTS, StepMeasurement

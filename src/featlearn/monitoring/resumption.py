@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from featlearn.errors import RunError
-from featlearn.monitoring.names import Names
+from featlearn.monitoring.numbers import Names
 from featlearn.monitoring.observer import Observer
 from featlearn.monitoring.probe_data import WatchedNetwork
 from featlearn.monitoring.step_measurement import Baseline
-from featlearn.monitoring.stopwatch import Cost
+from featlearn.monitoring.work import Cost
 from featlearn.record import Run
 
 

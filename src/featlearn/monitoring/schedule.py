@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError, did_you_mean
-from featlearn.monitoring.names import safe_path
+from featlearn.monitoring.numbers import safe_path
 from featlearn.monitoring.records import BUILT_IN, Read, Record, RecordContext
 from featlearn.monitoring.step_measurement import StepMeasurement
 from featlearn.monitoring.step_view import StepView

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,16 @@ from featlearn.contraction.kernel_sum import Kernels
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.captured import Chunk
 from featlearn.gradients.directions import Directions, Outputs
-from featlearn.kernel.jacobian_products import JvpMethod
+from featlearn.graph.graph import backward
 from featlearn.kernel.step_rates import Rate, step_rates
 from featlearn.linear_maps.consecutive import Pair, consecutive
-from featlearn.linearization.two_states import LEAST, Gap, TwoStates
+from featlearn.linearization.two_states import LEAST, Gap, GapMemory, TwoStates
 from featlearn.measurement import Measurement
 from featlearn.monitoring.probe_data import Sizes, WatchedNetwork, as_targets, pull_on_outputs
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, ModelWithInputs
-from featlearn.planning.kernel_plan import samples_within
+from featlearn.planning.kernel_plan import bytes_per_sample
 from featlearn.planning.memory import byte_budget
 from featlearn.quantities.feature_change import (
     LAST,
@@ -38,7 +38,7 @@ from featlearn.quantities.feature_change import (
 )
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.layer_pairs import Rates, pair_balance
-from featlearn.quantities.neural_features import measured_features, refuse_shared
+from featlearn.quantities.neural_features import InitialGradients, measured_features, refuse_shared
 from featlearn.quantities.ntk import measured_kernels
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 MANY_OUTPUTS = 16
 """Number of outputs up to which each has its own kernel; above, fixed random directions estimate the mean."""
+LARGEST_CAPTURE = 1024
+"""Number of samples that are captured at once, at most."""
 DIRECTIONS, FEATURE_DIRECTIONS = 8, 4
 """Number of random directions of kernels and of neural features."""
 LARGEST_FULL = 2048
@@ -53,7 +55,7 @@ LARGEST_FULL = 2048
 SHRUNK = 0.95
 """Share of a layer's first weights below which they count as shrunk."""
 LARGEST_FIRST = 2**24
-"""Numbers of the first representations, up to which they are kept during the run: 64 MiB in float32."""
+"""Numbers of the first representations, or gradients, up to which they are stored: 64 MiB in float32."""
 LARGEST_SUM = 2**28
 """Numbers in such kernels of all layers together, up to which each output's kernel is taken from them: 1 GiB."""
 
@@ -73,14 +75,19 @@ class Baseline:
 
 
 @dataclass
-class GapMemory:
-    """How the network is compared with its start. It holds no weights."""
+class RunMemory:
+    """What the measurements of a run share, as long as the same parameters are trained."""
 
-    method: JvpMethod | None = None
-    """How Jacobian-vector products are made."""
+    gap: GapMemory = field(default_factory=GapMemory)
     reader: RepresentationReader | None = None
     first: Representations | None = None
     """What enters each layer at the start of the run, unless it is large."""
+    gradients: InitialGradients = field(default_factory=lambda: InitialGradients(LARGEST_FIRST))
+    """Gradients at each layer at the start of the run, unless they are large."""
+    sample_bytes: int = 0
+    """Bytes of one captured sample; 0 if unknown."""
+    pairs_from: Literal["few", "all", "math"] = "few"
+    """What shows which layers follow each other: a few samples, all that are captured, or few with the math backend."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,7 @@ class StepMeasurement:
         audited: AuditedModel,
         now: Measurement,
         stack: ExitStack,
-        memory: GapMemory,
+        memory: RunMemory,
         rates: Rates,
         end: bool = False,
         shared: "SharedMeasurement | None" = None,
@@ -157,9 +164,11 @@ class StepMeasurement:
     @cached_property
     def _capture(self) -> Chunk | None:
         """The probe, captured once for all quantities; None where its graph takes too much memory."""
-        now, samples = self._now, self.watched.probe.samples
+        now, samples, memory = self._now, self.watched.probe.samples, self._memory
+        memory.sample_bytes = memory.sample_bytes or bytes_per_sample(now)
         room = 0.2 * byte_budget(self._audited.request.memory, now.device)
-        return now.chunk(now.batches[0], 0, samples) if samples_within(now, room) >= samples else None
+        fits = samples <= LARGEST_CAPTURE and samples * memory.sample_bytes <= room
+        return now.chunk(now.batches[0], 0, samples) if fits else None
 
     @cached_property
     def _entering(self) -> Representations:
@@ -176,36 +185,36 @@ class StepMeasurement:
         """(P, C) targets in double; class labels become one-hot rows less 1 / C."""
         return None if self.watched.probe.y is None else as_targets(self.watched.probe.y, self.outputs)
 
-    @cached_property
+    @property
     def gap(self) -> Gap:
         """The linearization gap since the start of the run, on the probe."""
-        return self._states.gap(self.x, method=self._method, outputs=self.outputs)
+        return self._gaps[0]
 
-    @cached_property
+    @property
     def test_gap(self) -> Gap | None:
         """The same on the test points; None where they are too few to show its error."""
-        test = self.watched.test
+        return self._gaps[1]
+
+    @cached_property
+    def _gaps(self) -> tuple[Gap, Gap | None]:
+        """The gaps on the probe and on the test points: in one pass where they form one batch."""
+        test, outputs, states = self.watched.test, self.outputs, self._two_states()
         if test is None or test.samples < LEAST or self.test_outputs is None:
-            return None
-        return self._states.gap(test.x, method=self._method, outputs=self.test_outputs)
+            return states.gap(self.x, outputs=outputs), None
+        if self.watched.both is None:
+            return states.gap(self.x, outputs=outputs), states.gap(test.x, outputs=self.test_outputs)
+        probe, tests = states.gaps(self.watched.both, [outputs, self.test_outputs])
+        return probe, tests
 
     @cached_property
     def unshrunk_gap(self) -> Gap | None:
         """The gap from the first weights, shrunk layer by layer to what is left of them; None where they have not."""
-        if min(self._states.shrinking.values()) > SHRUNK:
-            return None
-        states = TwoStates(self._audited, self.watched.initial, unshrunk=True)
-        return states.gap(self.x, method=self._method, outputs=self.outputs)
+        states = self._two_states(unshrunk=True)
+        return None if min(states.shrinking.values()) > SHRUNK else states.gap(self.x, outputs=self.outputs)
 
-    @cached_property
-    def _states(self) -> TwoStates:
-        return TwoStates(self._audited, self.watched.initial)
-
-    @cached_property
-    def _method(self) -> JvpMethod | None:
-        if self._memory.method is None:
-            self._memory.method = self._states.method(self.x)
-        return self._memory.method
+    def _two_states(self, *, unshrunk: bool = False) -> TwoStates:
+        initial, memory = self.watched.initial, self._memory.gap
+        return TwoStates(self._audited, initial, unshrunk=unshrunk, memory=memory, inside=self._now)
 
     @cached_property
     def feature_changes(self) -> dict[str, FeatureChange]:
@@ -237,10 +246,13 @@ class StepMeasurement:
         if self._memory.first is None:
             (batch,) = self._start.batches
             first = entering(self._start.chunk(batch, 0, batch.samples))
-            if sum(features.numel() for features in first.values()) > LARGEST_FIRST:
-                return first
-            self._memory.first = {name: features.clone() for name, features in first.items()}
+            self._store_first(first)
+            return first
         return self._memory.first
+
+    def _store_first(self, first: Representations) -> None:
+        if sum(features.numel() for features in first.values()) <= LARGEST_FIRST:
+            self._memory.first = {name: features.clone() for name, features in first.items()}
 
     @property
     def _reader(self) -> RepresentationReader:
@@ -320,9 +332,14 @@ class StepMeasurement:
         compared = self.baseline is not None and bool(self.watched.initial)
 
         def alone() -> NeuralFeatures:
-            if compared:
-                refuse_shared(self._start, self.watched.model)
-            return measured_features(self._now, self._start if compared else None, None, outputs)
+            gradients = self._memory.gradients
+            if not compared:
+                is_start = self.baseline is None and not gradients
+                return measured_features(self._now, None, None, outputs, store=gradients if is_start else None)
+            if gradients:
+                return measured_features(self._now, gradients, None, outputs)
+            refuse_shared(self._start, self.watched.model)
+            return measured_features(self._now, self._start, None, outputs)
 
         return alone() if self._shared is None else self._shared.features(self.watched, compared, outputs, alone)
 
@@ -333,8 +350,14 @@ class StepMeasurement:
         pull = None if y is None else pull_on_outputs(y, self.outputs, self.watched.loss)
         if pull is None:
             return None
-        probe = self._now.batches[0]
-        return self._now.pulled_back(probe, pull.to(self._now.device))
+        now, chunk = self._now, self._capture
+        if chunk is None or chunk.count != len(chunk.outputs):
+            return now.pulled_back(now.batches[0], pull.to(now.device))
+        gradients = backward([chunk.outputs], [*now.parameters.values()], [pull.to(chunk.outputs)])
+        return {
+            name: torch.zeros_like(parameter) if gradient is None else gradient
+            for (name, parameter), gradient in zip(now.parameters.items(), gradients, strict=True)
+        }
 
     @cached_property
     def pairs(self) -> dict[tuple[str, str], Pair]:
@@ -368,7 +391,11 @@ class StepMeasurement:
     @cached_property
     def test_outputs(self) -> Tensor | None:
         """(P', C) outputs on the test probe."""
-        return None if self._test is None else self._test.outputs(self._test.batches[0]).cpu()
+        test = self.watched.test
+        if test is None:
+            return None
+        x = self._audited.paired(test.x)
+        return self._now.outputs(replace(self._now.batches[0], x=x, samples=test.samples)).cpu()
 
     @cached_property
     def test_targets(self) -> Tensor | None:
@@ -381,7 +408,10 @@ class StepMeasurement:
         """(P', P') kernel of the test probe, the mean over outputs."""
         if self._measured_samples is not self._now:
             return self._mean_of_all[self.watched.probe.samples :, self.watched.probe.samples :].contiguous()
-        return None if self._test is None else self._mean(self._test, {})
+        if self.watched.test is None:
+            return None
+        with self._audited.measuring([self.watched.test.x], reuse=True) as measurement:
+            return self._mean(measurement, {})
 
     @cached_property
     def cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
@@ -401,6 +431,8 @@ class StepMeasurement:
     def as_baseline(self, *, kernel: bool, layers: bool) -> Baseline:
         """The values with which later steps are compared."""
         baseline = Baseline(self.kernel if kernel else None, self.outputs)
+        if self._memory.first is None and self._reads_graph:
+            self._store_first(self._entering)
         if layers:
             baseline.balances = self.balances
             for names, pair in self.pairs.items():
@@ -410,23 +442,27 @@ class StepMeasurement:
 
     @cached_property
     def _start(self) -> Measurement:
-        return self._measured_layers(self._audited.of_copy(network_at(self.watched.model, self.watched.initial)))
-
-    @cached_property
-    def _test(self) -> Measurement | None:
-        if self.watched.test is None:
-            return None
-        return self._stack.enter_context(self._audited.measuring([self.watched.test.x], reuse=True))
+        audited = self._audited.of_copy(network_at(self.watched.model, self.watched.initial))
+        return self._stack.enter_context(audited.measuring([self.watched.probe.x], reuse=True, keep_weights=True))
 
     @cached_property
     def _followed(self) -> tuple[dict[tuple[str, str], Pair], Measurement]:
-        pairs = consecutive(self._now.example())[0]
-        if all(pair.after is not None for pair in pairs.values()):
-            return pairs, self._now
-        # Fused attention has no second derivative, which tracing channels needs; the math backend has.
+        memory, now = self._memory, self._now
+        if memory.pairs_from == "all" and self._capture is not None:
+            return consecutive(now.example())[0], now
+        now = now.without_captures()
+        if memory.pairs_from == "few":
+            pairs = consecutive(now.example())[0]
+            if all(pair.after is not None for pair in pairs.values()):
+                # To trace channels takes backward passes, which few samples make cheap.
+                memory.pairs_from = "few" if any(pair.traced for pair in pairs.values()) else "all"
+                return pairs, now
+            now = now.without_captures()
+        # Fused attention has no second derivative, which tracing channels needs. The math backend has.
         with sdpa_kernel(SDPBackend.MATH):
-            again = self._measured_layers(self._audited)
-            return consecutive(again.example())[0], again
+            pairs = consecutive(now.example())[0]
+        memory.pairs_from = "math"
+        return pairs, now
 
     @property
     def _step_rates(self) -> dict[str, Rate] | None:
@@ -455,10 +491,6 @@ class StepMeasurement:
 
     def _wants_full(self, measurement: Measurement) -> bool:
         return sizes_of(self.watched, measurement.classes).full
-
-    def _measured_layers(self, audited: AuditedModel) -> Measurement:
-        measuring = audited.measuring([self.watched.probe.x], reuse=True, keep_weights=True)
-        return self._stack.enter_context(measuring)
 
     def _kernels(self, measurement: Measurement, by: str, rates: Mapping[str, Rate] | None = None) -> dict[str, Tensor]:
         """Key -> (C, P, P2), each output's kernel; (1, P, P2), their mean estimated, where they are many."""

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal
 
 from featlearn.errors import InputValueError, RunError
-from featlearn.monitoring.names import Names
+from featlearn.monitoring.numbers import Names
 from featlearn.monitoring.observer import Observer
 from featlearn.monitoring.ranks import Ranks, gathered_weights
 from featlearn.monitoring.recording import Recording, WatchOptions

@@ -293,17 +293,22 @@ def largest_chunk(measurement: Measurement, samples: int, directions: int) -> in
 
 
 def samples_within(measurement: Measurement, room: float, directions: int = 1, *, dense: bool = False) -> int:
-    """How many samples may be captured at once in so many bytes, with the gradients of all directions at all ops.
+    """Return how many samples may be captured at once in so many bytes: see `bytes_per_sample`."""
+    return int(max(1, min(1024, room // bytes_per_sample(measurement, directions, dense=dense))))
 
-    `dense`: the per-sample gradients of every parameter will be formed, one parameter after the other; without it only
-    those that cannot be had otherwise count.
+
+def bytes_per_sample(measurement: Measurement, directions: int = 1, *, dense: bool = False) -> int:
+    """Return the bytes of one captured sample, with the gradients of all directions at all ops.
+
+    `dense`: the per-sample gradients of every parameter will be formed, one parameter after the other. Without it,
+    those count that cannot be computed otherwise.
     """
     item = measurement.dtype.itemsize
     # Activations, their gradients and what an op needs while it runs.
     sizes = [_graph_bytes(example, item) for example in measurement.examples if example.graph]
     each = max((3 * activations + 2 * directions * use_gradients for activations, use_gradients in sizes), default=0)
     formed = max((_formed_numbers(example, dense) for example in measurement.examples), default=0)
-    return int(max(1, min(1024, room // (each + directions * formed * item + 1))))
+    return each + directions * formed * item + 1
 
 
 def captured_bytes(measurement: Measurement, directions: int) -> int:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Unpack, overload
@@ -151,6 +151,7 @@ class RepresentationReader:
 
     def __init__(self, audited: AuditedModel) -> None:
         self._model = audited.model
+        self._trained = {name for name, p in unwrapped(audited.model).named_parameters() if p.requires_grad}
         low = any(p.dtype in LOW_PRECISION for p in audited.model.parameters())
         request = audited.request
         dtype = torch.float32 if request.dtype is None and low else request.dtype
@@ -168,24 +169,28 @@ class RepresentationReader:
             for name, buffer in network.named_buffers():
                 if buffers is not None and name in buffers:
                     buffer.copy_(buffers[name])
-        return _representations(self._audited.of_copy(network), x)
+        return _representations(self._audited.of_copy(network), x, self._trained)
 
 
-def _representations(audited: AuditedModel, x: Inputs) -> Representations:
+def _representations(audited: AuditedModel, x: Inputs, trained: Set[str]) -> Representations:
     pieces: dict[str, list[Tensor]] = defaultdict(list)
     with audited.measuring([x]) as measurement:
         (batch,) = measurement.batches
         for begin in range(0, batch.samples, SAMPLES_AT_ONCE):
             chunk = measurement.chunk(batch, begin, min(begin + SAMPLES_AT_ONCE, batch.samples))
-            for name, features in entering(chunk).items():
+            for name, features in entering(chunk, trained).items():
                 pieces[name].append(features)
     held = {name: parts for name, parts in pieces.items() if len({part.shape[1] for part in parts}) == 1}
     whole = {name: torch.cat(parts) for name, parts in held.items()}
     return {name: features for name, features in whole.items() if len(features) == batch.samples}
 
 
-def entering(chunk: Chunk) -> Representations:
-    """Return layer -> (samples, N), the rows that its weight multiplied."""
+def entering(chunk: Chunk, trained: Set[str] = frozenset()) -> Representations:
+    """Return layer -> (samples, N), the rows that its weight multiplied.
+
+    `trained`: names of the trained parameters, if others are in the graph, too. A frozen copy of the network, as of
+    `steer.scale_output`, has no last layer: its features cannot move.
+    """
     layers: dict[str, list[Tensor]] = defaultdict(list)
     at: dict[Node, Tensor] = {}
     for name, uses in chunk.uses.items():
@@ -194,6 +199,9 @@ def entering(chunk: Chunk) -> Representations:
                 at[reading.use.node] = rows[: chunk.count]
                 layers[_layer(name)].append(at[reading.use.node])
     last = _last_maps(chunk, at)
+    if trained and chunk.graph is not None:
+        below = chunk.graph.names_below
+        last = [node for node in last if below[node] & trained] or last
     ordered = {layer: layers[layer] for name in chunk.parameters if (layer := _layer(name)) in layers}
     features = {layer: torch.cat(parts, 1) for layer, parts in ordered.items()}
     return features | ({LAST: torch.cat([at[node] for node in last], 1)} if last else {})

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Unpack
 
 import torch
@@ -101,15 +102,45 @@ def neural_features_of(
         return measured_features(now, start, layers, outputs, budget, ranks)
 
 
+@dataclass
+class InitialGradients:
+    """Weights of a network at initialization, and gradients at its layers. Later states are compared with them."""
+
+    most: int
+    """Largest number of entries of all gradients and weights; of a larger network nothing is stored."""
+    gradients: list[Mapping[str, Tensor]] = field(default_factory=list)
+    """For each direction: layer -> (samples, positions, units)."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """Layer -> weight."""
+
+    def __bool__(self) -> bool:
+        return bool(self.weights)
+
+    def store(self, gradients: Mapping[str, Tensor]) -> None:
+        """Add the gradients of one direction, as long as there is room."""
+        self.most -= sum(gradient.numel() for gradient in gradients.values())
+        self.gradients = [*self.gradients, gradients] if self.most >= 0 else []
+
+    def finish(self, weights: Mapping[str, Tensor]) -> None:
+        """Add the weights, if there was room for all gradients and there is for them."""
+        if self.most >= sum(weight.numel() for weight in weights.values()):
+            self.weights = dict(weights)
+
+
 def measured_features(
     now: Measurement,
-    start: Measurement | None,
+    start: Measurement | InitialGradients | None,
     layers: str | Sequence[str] | None = None,
     outputs: int | Directions | None = None,
     memory: str | int | None = None,
     ranks: RankGroup | None = None,
+    *,
+    store: InitialGradients | None = None,
 ) -> NeuralFeatures:
-    """The features of a measurement that is under way, compared with one of the network at initialization."""
+    """Return the features of a measurement that is under way, compared with the network at initialization.
+
+    `store` receives the gradients of now, if all samples are captured at once.
+    """
     ranks = RankGroup() if ranks is None else ranks
     with ranks.together():
         found = weight_matrices(now.example())
@@ -118,9 +149,10 @@ def measured_features(
         directions = _Directions(outputs, now.classes, any(len(one.weight) == now.classes for one in chosen.values()))
         parts = _parts(chosen, budget, start is not None, directions, now.batches[0].samples)
         totals = {name: _Totals(one, now.device, start is not None, parts) for name, one in chosen.items()}
-        _stream(now, start, directions, totals, found, 0.2 * budget, ranks)
+        _stream(now, start, directions, totals, found, 0.2 * budget, ranks, store)
         for name, total in totals.items():
-            if start is not None and total.initial_weight is None:  # a rank without samples of its own
+            # A rank without samples of its own.
+            if isinstance(start, Measurement) and total.initial_weight is None:
                 total.initial_weight = weight_matrices(start.example(), found).by_name[name].weight
     for total in totals.values():
         total.add_up(ranks)
@@ -317,16 +349,19 @@ def _proportional(a: Tensor, b: Tensor | None, slack: float) -> bool:
 
 def _stream(
     now: Measurement,
-    start: Measurement | None,
+    start: Measurement | InitialGradients | None,
     directions: _Directions,
     totals: Mapping[str, _Totals],
     like: WeightMatrices,
     room: float,
     ranks: RankGroup,
+    store: InitialGradients | None,
 ) -> None:
     """Add up what arrives, chunk by chunk, for this rank's share of each."""
     (batch,) = now.batches
-    chunk = ranks.size * samples_within(now, room if start is None else room / 2)
+    chunk = ranks.size * samples_within(now, room / 2 if isinstance(start, Measurement) else room)
+    stored = start if isinstance(start, InitialGradients) else None
+    store = store if chunk >= batch.samples and ranks.size == 1 else None
     progress = ProgressLine("neural features", -(-batch.samples // chunk))
     names = list(totals)
     try:
@@ -340,16 +375,26 @@ def _stream(
                 continue
             begin, end = first + own.start, first + own.stop
             here = PreactivationGradients(now, batch, begin, end, like)
-            there = None if start is None else PreactivationGradients(start, start.batches[0], begin, end, like)
+            there = None
+            if isinstance(start, Measurement):
+                there = PreactivationGradients(start, start.batches[0], begin, end, like)
             for number, direction in enumerate(every):
                 direction = direction[own] if direction.dim() == 2 else direction
                 found = here.at(names, direction)
                 before = None if there is None else there.at(names, direction)
+                if stored is not None:
+                    before = {name: gradient[begin:end] for name, gradient in stored.gradients[number].items()}
+                if store is not None:
+                    store.store(found)
                 for name, total in totals.items():
                     total.add(found[name], None if before is None else before[name], begin, number)
             for name, total in totals.items():
                 total.rows += (end - begin) * here.weight_matrix(name).positions
                 total.initial_weight = None if there is None else there.weight_matrix(name).weight
+                if stored is not None:
+                    total.initial_weight = stored.weights[name]
+            if store is not None:
+                store.finish({name: here.weight_matrix(name).weight for name in names})
             progress.advance()
     finally:
         progress.close()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +11,8 @@ import numpy
 
 from featlearn.diagnosis import Diagnosis
 from featlearn.diagnosis.findings import Findings
-from featlearn.diagnosis.verdict import diagnose_findings
-from featlearn.errors import InputTypeError, InputValueError
-from featlearn.record import Run, open_run
+from featlearn.diagnosis.verdict import diagnose_findings, findings_of
+from featlearn.record import Run
 from featlearn.reporting.content_blocks import ChartLine, thin
 
 # Entries of run.json that may differ between runs of one experiment.
@@ -123,8 +121,6 @@ def finite(run: Run, name: str) -> tuple[list[float], list[float]] | None:
 def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
     """Open runs, raise for damaged ones, and group those that differ only in their seed."""
     opened = findings_of(runs)
-    if not opened:
-        raise InputValueError("no runs are given, expected at least one")
     together: list[list[Findings]] = []
     for findings in opened:
         _sound(findings.run)
@@ -142,19 +138,6 @@ def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
 
 def _runs(findings: Sequence[Findings]) -> list[Run]:
     return [one.run for one in findings]
-
-
-def findings_of(runs: Any) -> list[Findings]:
-    """Open runs, and return their findings; findings that are passed keep the numbers they have."""
-    if isinstance(runs, Findings):
-        return [runs]
-    if isinstance(runs, Run):
-        return [Findings(runs)]
-    if isinstance(runs, str | os.PathLike):
-        return [Findings(open_run(runs))]
-    if isinstance(runs, Sequence):
-        return [findings for part in runs for findings in findings_of(part)]
-    raise InputTypeError(f"runs are {type(runs).__name__}, expected a Run, its path, or several of them")
 
 
 def _sound(run: Run) -> None:

@@ -1,12 +1,12 @@
 """Sections about matrices: spectra, specialization, the kernel over time."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import numpy
 import torch
 
 from featlearn.diagnosis.findings import Findings
+from featlearn.diagnosis.run_data import evenly
 from featlearn.reporting.content_blocks import Chart, ChartLine, MatrixSequence, Picture, Section, thin
 from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.pictures import class_names, class_of, cosines
@@ -23,8 +23,6 @@ SPECIALIZATIONS = 2**14
 MOST_CLASSES = 20
 """Largest number of classes that are named below a kernel."""
 
-One = TypeVar("One")
-
 
 def spectra(groups: Sequence[RunGroup]) -> Section:
     """Eigenvalues and task power, before and after training."""
@@ -35,7 +33,7 @@ def spectra(groups: Sequence[RunGroup]) -> Section:
         if not steps:
             missing.append(f'{group.label}: no spectrum was recorded; ask fl.watch for quantities=["kernel", ...]')
             continue
-        shown = _some(steps, _frames(groups))
+        shown = evenly(steps, _frames(groups))
         values += _ranked(group, {step: _vector(one, step, "eigenvalues") for step in shown})
         powers += _ranked(group, {step: _shares(_vector(one, step, "task_power")) for step in shown})
     charts = []
@@ -70,13 +68,6 @@ def spectra(groups: Sequence[RunGroup]) -> Section:
 def _frames(groups: Sequence[RunGroup]) -> int:
     """Largest number of steps that are shown of a run."""
     return min(max(2, FRAMES // len(groups)), FRAMES_OF_ONE)
-
-
-def _some(steps: Sequence[One], most: int) -> Sequence[One]:
-    """At most so many of these, the first and the last among them."""
-    if len(steps) <= most:
-        return steps
-    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
 
 
 def _vector(one: Findings, step: int, key: str) -> numpy.ndarray | None:
@@ -137,7 +128,7 @@ def specialization(groups: Sequence[RunGroup]) -> Section:
         found = [p for p in _pictures(group.first, "specialization", "ksm", _frames(groups)) if len(p.values) > 1]
         if found:
             most = max(2, SPECIALIZATIONS // (len(groups) * found[0].values.size))
-            sequences.append((group.label, _some(found, most)))
+            sequences.append((group.label, evenly(found, most)))
             colors.append(group.color)
         else:
             outputs = group.first.run_data.targets
@@ -219,7 +210,7 @@ def _class_groups(one: Findings) -> list[tuple[float, str]]:
 def _pictures(one: Findings, name: str, key: str, frames: int) -> list[Picture]:
     """Return square matrices of one name, in the precision in which they were recorded; kernels as sorted cosines."""
     run_data, found = one.run_data, []
-    for step in _some(run_data.array_steps(name), frames):
+    for step in evenly(run_data.array_steps(name), frames):
         matrix = run_data.array(name, step, key)
         if matrix is not None and matrix.dim() == 2 and matrix.shape[0] == matrix.shape[1]:
             values = matrix.double().numpy()

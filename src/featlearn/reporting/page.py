@@ -5,14 +5,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from featlearn.diagnosis import Diagnosis
 from featlearn.diagnosis.findings import Findings
+from featlearn.diagnosis.verdict import findings_of
 from featlearn.record import Run
 from featlearn.reporting import curve_sections, layer_sections, matrix_sections
 from featlearn.reporting.comparison import comparison
 from featlearn.reporting.content_blocks import POINTS, Section
 from featlearn.reporting.document import html_page, static, write_page
 from featlearn.reporting.first_screen import answer, banner, chips, next_box, pictures, time_strip
-from featlearn.reporting.groups import RunGroup, findings_of, groups
+from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.markup import Html, data, tag, text
 from featlearn.reporting.overlay import Overlay
 from featlearn.reporting.provenance import citations, overhead, provenance
@@ -27,7 +29,7 @@ LARGEST = 1_000_000
 FEWEST = 25
 """Smallest number of points to which lines are thinned."""
 
-Runs = Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]]
+Runs = Run | str | os.PathLike[str] | Diagnosis | Findings | Sequence[Run | str | os.PathLike[str] | Findings]
 
 
 @name_keywords()
@@ -46,7 +48,8 @@ def report(
     Several runs begin with a table of what differs between them.
 
     Args:
-        runs: a run, its path (a directory or a `.zip`), or several of them, which are drawn in the same charts.
+        runs: a run, its path (a directory or a `.zip`), or several of them, which are drawn in the same charts. A
+            diagnosis keeps the numbers that it has computed.
         path: the file to write, atomically; an existing one is replaced.
         title: title of the page; by default the names of the runs.
         kernels: whether to show kernels as heat maps; without them a page is smaller than 1 MB.
@@ -71,7 +74,7 @@ def report(
     return write_page(content, Path(path))
 
 
-def report_content(runs: Runs | Sequence[Findings]) -> dict[str, Any]:
+def report_content(runs: Runs) -> dict[str, Any]:
     """Return what the live page shows: HTML of all sections, data of the charts, and whether there are several runs."""
     run_groups = groups(runs, points=POINTS)
     shown = sections(run_groups, Overlay(None))

@@ -1,5 +1,6 @@
 """Losses predicted by kernels: the first one frozen, the first one rescaled to its later norm, all recorded ones."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +9,7 @@ from torch import Tensor
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.rates import Unknown
 from featlearn.diagnosis.replay import Replay
-from featlearn.diagnosis.run_data import Curve
-from featlearn.dynamics import kernel_descent
-from featlearn.errors import FeatlearnError
+from featlearn.diagnosis.run_data import Curve, evenly
 
 SAMPLES = 128
 """Largest number of probe samples for cross-entropy, whose descent is integrated step by step."""
@@ -60,23 +59,14 @@ def predicted_loss(findings: Findings) -> PredictedLoss | Unknown:
     )
 
 
-def _steps(steps: list[int]) -> Tensor:
+def _steps(steps: Sequence[int]) -> Tensor:
     return torch.tensor(steps, dtype=torch.float64)
 
 
-def _evolving(findings: Findings, rate: float) -> Curve | None:
-    """Descent with the mean of the kernels at the ends of each interval."""
+def _evolving(findings: Findings, rate: float) -> Curve:
+    """Return the losses of descent with the recorded kernels."""
     run_data, rates = findings.run_data, findings.rates
-    steps = run_data.kernel_steps
-    if len(steps) > REPLAYED:
-        steps = [steps[round(i * (len(steps) - 1) / (REPLAYED - 1))] for i in range(REPLAYED)]
-    elapsed = rates.elapsed.at(_steps(steps))
-    f, losses = run_data.outputs(0), [rates.loss_of(run_data.outputs(0))]
-    try:
-        for i, length in enumerate(elapsed.diff().tolist()):
-            kernel = (run_data.kernel(steps[i]).double() + run_data.kernel(steps[i + 1]).double()) / 2
-            f = kernel_descent(kernel, rates.targets, times=[length], rate=rate, f0=f).outputs[-1]
-            losses.append(rates.loss_of(f))
-    except FeatlearnError:
-        return None
-    return Curve(_steps(steps), torch.tensor(losses, dtype=torch.float64))
+    steps = evenly(run_data.kernel_steps, REPLAYED)
+    kernels = torch.stack([run_data.kernel(step) for step in steps])
+    replay = Replay(kernels, rates.elapsed.at(_steps(steps)), run_data.outputs(0), rates.targets)
+    return Curve(_steps(steps), replay.losses(rate))

@@ -1,5 +1,7 @@
-"""Numbers that the training loop passes: means of those of every step, without device synchronization."""
+"""Names and numbers as they are recorded: safe names of layers, and numbers that the training loop passes."""
 
+import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,8 +9,39 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.monitoring.names import safe_path
 from featlearn.record.layout import USER
+
+LONGEST = 80
+"""Largest number of characters of a name: two of them must fit into the name of a scalar."""
+
+
+def safe(name: str) -> str:
+    """Return a name with `_` for every character that cannot be recorded; the root module is `root`."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name) or "root"
+    plain = re.sub(r"^[.-]", "_", plain)
+    plain = re.sub(r"\.$", "_", plain)
+    if len(plain) <= LONGEST:
+        return plain
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    # the end of a long name identifies the layer better than its beginning
+    return f"{mark}_{plain[len(mark) + 1 - LONGEST :]}"
+
+
+def safe_path(name: str) -> str:
+    """Return a name of the user, made safe part by part between slashes."""
+    return "/".join(safe(part) for part in name.split("/"))
+
+
+class Names(dict[str, str]):
+    """Layer name -> the unique name under which it is recorded."""
+
+    def __missing__(self, name: str) -> str:
+        unique, number, taken = safe(name), 1, set(self.values())
+        while unique in taken:
+            number += 1
+            unique = f"{safe(name)[: LONGEST - 5]}_{number}"
+        self[name] = unique
+        return unique
 
 
 class UserNumbers:
