@@ -124,6 +124,14 @@ def test_the_gap_through_the_link_counts_and_the_plain_one_stands_beside_it(tmp_
     assert "plain gap: none through the link is recorded" in older.full.replace("\n    ", " ")
 
 
+def test_merged_weights_are_counted_and_named_beside_the_plain_gap(tmp_path: Path):
+    gaps = {"gap__link": lambda _: 0.06, "gap__probe": lambda _: 0.54, "gap__merged_weights": lambda _: 2.0}
+    text = " ".join(told(tmp_path / "run", falling(**gaps)).full.split())
+    assert "2 weights were taken as they act: frozen map and adapter" in text
+    assert "and in the factors themselves, it misses 0.54" in text
+    assert "taken as they act" not in told(tmp_path / "plain", falling(gap__probe=lambda _: 0.8)).full
+
+
 def test_more_weights_that_are_unfrozen_are_said_and_kernels_of_other_sets_not_compared(tmp_path: Path):
     gaps = [math.nan, 0.0, 0.0, 0.0, 0.3, 0.4, 0.7, 0.9, 0.94]  # the change is seen at the next measurement
     norms = [1.0, 1.0, 1.0, 1.0, 439.0, 439.0, 440.0, 441.0, 442.0]

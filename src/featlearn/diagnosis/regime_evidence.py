@@ -83,9 +83,14 @@ def _about_gap(findings: Sequence[Findings], basis: Numbers) -> list[Evidence]:
     )
     statements = [evidence("regime", says, gap, _limits(GAP), GAP, SIDES[gap.side(GAP, basis.rounding)])]
     plain = sample([one.gap.plain_value for one in findings])
+    merged = _merged_weights(findings[0])
+    if merged:
+        says = f"{merged} weights were taken as they act: frozen map and adapter, or product of factors, as one"
+        statements.append(Evidence("regime", says, float(merged)))
     if plain is not None and not link:
-        says = f"without the link, the output function behind the last trained map, it misses {plain.words}"
-        statements.append(evidence("regime", says, plain, "", GAP, ""))
+        without = "without the link, the output function behind the last trained map"
+        without += " and in the factors themselves" if merged else ""
+        statements.append(evidence("regime", f"{without}, it misses {plain.words}", plain, "", GAP, ""))
     if basis.rounding:
         says = f"rounding of the outputs may be {basis.rounding:.2g} of their change"
         statements.append(Evidence("regime", says, basis.rounding))
@@ -222,3 +227,9 @@ def _fit(useful: Usefulness) -> str:
 
 def _limits(threshold: Threshold) -> str:
     return f"lazy below {threshold.low:g}, rich above {threshold.high:g}"
+
+
+def _merged_weights(findings: Findings) -> int:
+    """Return how many weights the gap takes as one product: adapters beside a frozen map, weights made of factors."""
+    merged = findings.run_data.curve("gap/merged_weights", least=1)
+    return 0 if merged is None else int(merged.last)
