@@ -11,7 +11,7 @@ import featlearn
 
 ROOT = Path(featlearn.__file__).parent
 
-FOUNDATION = {"errors", "shapes", "linalg", "signatures", "losses", "torch_internals"}
+FOUNDATION = {"errors", "shapes", "linalg", "signatures", "losses", "torch_internals", "palette"}
 # from per-sample gradients to kernels, in the order in which data flows
 CONTRACTION = {"errors", "shapes", "torch_internals", "contraction"}
 GRADIENTS = CONTRACTION | {"graph", "ops", "separation", "network", "gradients"}
@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "citations": {"errors", "signatures", "citation_index"},
     "citation_index": set(),
+    "palette": set(),
     "shapes": {"errors"},
     "torch_internals": {"errors"},
     "signatures": {"errors"},
@@ -56,13 +57,23 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"errors", "shapes"},
     "record": {"errors"},
     "diagnosis": MEASURING | {"metrics", "dynamics", "theory", "record", "steer"},  # steer and network: advice is tried
-    "reporting": {"errors", "signatures", "linalg", "record", "diagnosis", "metrics", "dynamics", "citations"},
+    "reporting": {
+        "errors",
+        "signatures",
+        "palette",
+        "linalg",
+        "record",
+        "diagnosis",
+        "metrics",
+        "dynamics",
+        "citations",
+    },
     "explorer": {"reporting"},
     "steer": MEASURING | {"metrics", "dynamics", "theory"},
     "comparison": MEASURING | {"metrics", "steer"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},
-    "sweeps": {"errors", "signatures", "record", "diagnosis", "reporting"},
+    "sweeps": {"errors", "signatures", "palette", "record", "diagnosis", "reporting"},
     "widths": FOUNDATION | {"network", "theory", "reporting"},
     "models": FOUNDATION | {"theory"},
     "cli": LIBRARY | {"featlearn"},

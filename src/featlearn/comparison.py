@@ -14,6 +14,7 @@ from featlearn.metrics import centered_alignment, kernel_distance
 from featlearn.network.checks import unwrapped
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, Readout
+from featlearn.palette import BLUE
 from featlearn.quantities.representation import representation_kernels
 from featlearn.session import Session
 from featlearn.shapes import checked_tensor
@@ -83,7 +84,7 @@ class Comparison:
             (left, self.layers, f"part of the gap, {self.gap:.2f} in all"),
             (right, self.representations, "similarity of outputs (CKA)"),
         ):
-            axes.barh(names, [values.get(name, math.nan) for name in names], color="#0072B2")
+            axes.barh(names, [values.get(name, math.nan) for name in names], color=BLUE)
             axes.set_title(title, fontsize=8)
             axes.tick_params(labelsize=8)
         right.set_xlim(0, 1)

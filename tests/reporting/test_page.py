@@ -145,7 +145,7 @@ def test_the_page_says_how_many_samples_of_the_probe_were_measured(tmp_path: Pat
     plain = by_hand(tmp_path / "plain", {"loss": [1.0, 0.5]}, [0, 9], probe={"samples": 130})
     thin = by_hand(tmp_path / "thin", {"loss": [1.0, 0.5]}, [0, 9], probe={"samples": 130, "measured": 33})
     texts = [data for _, data in Page(report([plain, thin], tmp_path / "both.html")).texts]
-    place = texts.index("probe samples")
+    place = len(texts) - 1 - texts[::-1].index("probe samples")  # under Provenance
     assert texts[place + 1 : place + 3] == ["130", "33 of 130"]
 
 

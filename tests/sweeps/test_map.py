@@ -12,9 +12,10 @@ from matplotlib.colors import to_hex
 import featlearn as fl
 from featlearn import sweeps
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError
+from featlearn.palette import LIGHT_GRAY, REGIMES
 from featlearn.sweeps.cells import axis
 from featlearn.sweeps.grid import Point
-from featlearn.sweeps.map_picture import REGIMES, colors_of, edges, ink_on
+from featlearn.sweeps.map_picture import colors_of, edges, ink_on
 
 GAMMAS, WIDTHS, SEEDS = (0.01, 0.1, 1.0, 10.0), (5, 15, 25), (0, 1, 4)
 
@@ -153,7 +154,7 @@ def test_regimes_have_their_colors(found):
     ax = found.map(x="gamma", y="width", value="regime", where={"kind": "a"})
     (mesh,) = ax.collections
     colors = numpy.array([to_hex(c) for c in mesh.to_rgba(mesh.get_array()).reshape(-1, 4)]).reshape(3, 4)
-    assert colors[1].tolist() == [REGIMES["lazy"].lower()] * 2 + ["#e0e0e0"] * 2
+    assert colors[1].tolist() == [REGIMES["lazy"].lower()] * 2 + [LIGHT_GRAY.lower()] * 2
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["lazy", "lazy / mixed / rich", "failed"]
     assert {text.get_text() for text in ax.texts} == {"2/3", "1/3"}
     assert len(set(REGIMES.values())) == len(REGIMES)

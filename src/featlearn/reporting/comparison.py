@@ -1,9 +1,7 @@
 """Several runs side by side: the settings in which they differ, regime, and key numbers. For pages and terminals."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from featlearn.diagnosis import Diagnosis
 from featlearn.reporting.content_blocks import Cell, Number
@@ -11,12 +9,9 @@ from featlearn.reporting.gauges import estimate_cell, with_error
 from featlearn.reporting.groups import RunGroup, finite
 from featlearn.reporting.markup import Html, tag, text
 from featlearn.reporting.rendering import data_cell, swatch
+from featlearn.reporting.run_facts import UNKNOWN, entry, facts, short
 from featlearn.reporting.verdict import chip
 
-UNKNOWN = "–"
-"""Cell of a number that is not known."""
-LONGEST = 40
-"""Largest number of characters of a setting."""
 MOST_SETTINGS = 6
 """Largest number of settings in the table; all are under Provenance."""
 
@@ -127,36 +122,11 @@ def settings_that_differ(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
 
 
 def _flat(group: RunGroup) -> dict[str, str]:
-    """Return the settings of a group: the user's, then what the run knows of optimizer, model, and probe."""
-    config = group.first.run.config
-    users = config.get("settings")
-    settings = {str(key): _short(value) for key, value in users.items()} if isinstance(users, Mapping) else {}
+    """Return the settings of a group: the user's, then what the run states of optimizer, model, and probe."""
+    users = entry(group.first.run, "settings")
+    settings = {str(key): short(value) for key, value in users.items()} if isinstance(users, Mapping) else {}
     settings.pop("seed", None)
-    optimizer, model, probe = (config.get(key) for key in ("optimizer", "model", "probe"))
-    if isinstance(optimizer, Mapping):
-        groups = optimizer.get("groups")
-        first = groups[0] if isinstance(groups, list) and groups and isinstance(groups[0], Mapping) else {}
-        settings |= {"optimizer": _short(optimizer.get("class", UNKNOWN))}
-        settings |= {
-            name.replace("_", " "): _short(first[name])
-            for name in ("lr", "momentum", "weight_decay")
-            if name in first and name not in settings
-        }
-    if isinstance(model, Mapping):
-        settings |= {
-            "model": _short(model.get("class", UNKNOWN)),
-            "parameters": _short(model.get("trainable", UNKNOWN)),
-        }
-    if isinstance(probe, Mapping):
-        settings["probe samples"] = _short(probe.get("samples", UNKNOWN))
-    settings |= {
-        name: _short(config.get(key, UNKNOWN)) for name, key in (("loss", "loss_convention"), ("precision", "dtype"))
-    }
-    return settings | ({"seed": _short(config.get("seed", UNKNOWN))} if len(group.runs) == 1 else {})
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    plain = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 1]}…"
+    known = facts(group.first.run)
+    hidden = {"device"} if len(group.runs) == 1 else {"device", "seed"}
+    rates = {"lr", "momentum", "weight decay"} & settings.keys()
+    return settings | {name: value for name, value in known.items() if name not in hidden | rates}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 
+from featlearn import palette
 from featlearn.errors import InputValueError, RunError, did_you_mean
 from featlearn.record.csv_table import write_csv
 from featlearn.reporting import curve_sections, layer_sections, matrix_sections
@@ -19,7 +20,7 @@ from featlearn.reporting.overlay import Overlay
 
 __all__ = ["FIGURES", "draw", "save_figures", "style"]
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F", "#000000", "#595959")
+COLORS = (*palette.COLORS, palette.DARK_GRAY)
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
 _WIDE = (6.75, 2.4)
 
@@ -161,9 +162,9 @@ def _chart(one: Chart, ax: Any) -> Any:
         if line.low is not None and line.high is not None:
             ax.fill_between(line.x, line.low, line.high, color=color, alpha=0.2, linewidth=0)
     for window in one.windows:
-        ax.axvspan(window.begin, window.end, color="#009E73", alpha=0.15, linewidth=0, label=_plain(window.label))
+        ax.axvspan(window.begin, window.end, color=palette.GREEN, alpha=0.15, linewidth=0, label=_plain(window.label))
     for mark in one.marks:
-        ax.axvline(mark.at, color="#7F7F7F", linestyle=":", linewidth=0.8)
+        ax.axvline(mark.at, color=palette.GRAY, linestyle=":", linewidth=0.8)
     for level in one.levels:
         ax.axhline(level.at, color=COLORS[shade(NEUTRAL)], linestyle=(0, (1, 2)), linewidth=0.8)
         ax.annotate(

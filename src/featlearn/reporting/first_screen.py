@@ -3,8 +3,6 @@
 import itertools
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from featlearn.diagnosis import Diagnosis
 from featlearn.diagnosis.advice import next_step
@@ -13,6 +11,7 @@ from featlearn.reporting.gauges import gauges
 from featlearn.reporting.groups import RunGroup, finite
 from featlearn.reporting.markup import Html, tag, text
 from featlearn.reporting.pictures import neighbor_pictures, pattern_pictures, recorded_pictures
+from featlearn.reporting.run_facts import entry
 from featlearn.reporting.verdict import sentence
 
 LONG = 60
@@ -51,25 +50,19 @@ def defined(sentences: str) -> Html:
 
 def facts(group: RunGroup) -> str:
     """Return model, optimizer, steps, and accuracy against chance in one line."""
-    config, useful = group.first.run.config, group.diagnosis.useful
-    model, optimizer = _entries(config, "model"), _entries(config, "optimizer")
+    run, useful = group.first.run, group.diagnosis.useful
+    model, size, optimizer = entry(run, "model"), entry(run, "model", "trainable"), entry(run, "optimizer", "class")
     parts = []
     if model:
-        size = model.get("trainable")
         shown = f", {_short(size)} parameters" if isinstance(size, int) else ""
-        parts.append(f"{str(model.get('class', 'model')).rpartition('.')[2][:60]}{shown}")
-    parts += [str(optimizer["class"])[:40]] if "class" in optimizer else []
+        parts.append(f"{str(entry(run, 'model', 'class') or 'model').rpartition('.')[2][:60]}{shown}")
+    parts += [str(optimizer)[:40]] if optimizer is not None else []
     parts.append(f"{group.first.run_data.steps} steps")
     if math.isfinite(useful.network) and useful.unit in ("misclassified", "labels"):
         parts.append(f"test accuracy {1 - useful.network:.2f} (chance {1 - useful.constant:.2f})")
     elif math.isfinite(useful.network):
         parts.append(f"test error {useful.network:.2f} of the variance (constant prediction {useful.constant:.2f})")
     return " · ".join(parts)
-
-
-def _entries(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    entry = config.get(name)
-    return entry if isinstance(entry, Mapping) else {}
 
 
 def _short(count: int) -> str:

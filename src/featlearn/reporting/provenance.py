@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from featlearn.citations import citation
@@ -11,6 +11,7 @@ from featlearn.reporting.content_blocks import Cell, Grid, Number, Section
 from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.markup import Html, tag, text
 from featlearn.reporting.rendering import table, titled
+from featlearn.reporting.run_facts import UNKNOWN, entry, facts
 
 MOST_EVENTS = 50
 LONGEST_CONFIG = 20_000
@@ -75,7 +76,9 @@ def _details(event: Mapping[str, Any]) -> str:
 def provenance(groups: Sequence[RunGroup]) -> Html:
     """Versions, seed, device and the whole configuration of every run."""
     runs = _runs(groups)
-    rows = [[label, *(read(run) for run in runs)] for label, read in _FACTS.items()]
+    tables = [facts(run) | _origin(run) for run in runs]
+    labels = dict.fromkeys(label for each in tables for label in each)
+    rows = [[label, *(each.get(label, UNKNOWN) for each in tables)] for label in labels]
     configs = [
         tag(
             "details",
@@ -94,51 +97,17 @@ def provenance(groups: Sequence[RunGroup]) -> Html:
 _CAPTION = "What was run, and with what"
 
 
-def _entry(*path: str) -> Callable[[Run], str]:
-    def read(run: Run) -> str:
-        found: Any = run.config
-        for key in path:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return "–" if found is None else str(found)[:200]
-
-    return read
-
-
-def _optimizer(run: Run) -> str:
-    config = run.config
-    groups = (config.get("optimizer") or {}).get("groups") if isinstance(config.get("optimizer"), Mapping) else None
-    first = groups[0] if isinstance(groups, list) and groups and isinstance(groups[0], Mapping) else {}
-    known = [f"{key} {first[key]}" for key in ("lr", "momentum", "weight_decay") if first.get(key)]
-    return ", ".join([_entry("optimizer", "class")(run), *known])
-
-
-def _samples(run: Run) -> str:
-    """Return the number of samples of the probe, and how many of them were measured."""
-    given, measured = run.probe_samples or (0, 0)
-    if not given:
-        return "–"
-    return str(given) if measured == given else f"{measured} of {given}"
-
-
-_FACTS: Mapping[str, Callable[[Run], str]] = {
-    "model": _entry("model", "class"),
-    "trainable parameters": _entry("model", "trainable"),
-    "optimizer": _optimizer,
-    "loss": _entry("loss_convention"),
-    "seed": _entry("seed"),
-    "device": _entry("device"),
-    "precision": _entry("dtype"),
-    "probe samples": _samples,
-    "probe, SHA-256": lambda run: _entry("probe", "sha256")(run)[:16],
-    "outputs": _entry("probe", "outputs"),
-    "measured": _entry("every"),
-    "budget": _entry("budget"),
-    "finished": _entry("finished"),
-    "featlearn": _entry("versions", "featlearn"),
-    "torch": _entry("versions", "torch"),
-    "numpy": _entry("versions", "numpy"),
-    "Python": _entry("versions", "python"),
-}
+def _origin(run: Run) -> dict[str, str]:
+    """Return label -> text, of what was measured, when, and with which versions."""
+    values = {
+        "probe, SHA-256": str(entry(run, "probe", "sha256") or "")[:16],
+        "outputs": entry(run, "probe", "outputs"),
+        "measured": entry(run, "every"),
+        "budget": entry(run, "budget"),
+        "finished": entry(run, "finished"),
+        **{name: entry(run, "versions", name.lower()) for name in ("featlearn", "torch", "numpy", "Python")},
+    }
+    return {label: str(value)[:200] for label, value in values.items() if value not in (None, "")}
 
 
 def citations() -> Html:

@@ -8,19 +8,10 @@ from typing import Any
 import numpy
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.palette import COLORS, DARK_GRAY, LIGHT_GRAY, REGIMES
 from featlearn.reporting.figures import style
 from featlearn.sweeps.cells import TIE, Axis, Cells, short
 
-REGIMES = {
-    "lazy": "#0072B2",
-    "mixed": "#F0E442",
-    "lazy then rich": "#009E73",
-    "rich": "#D55E00",
-    "cannot tell": "#BBBBBB",
-}
-OTHERS = ("#56B4E9", "#E69F00", "#CC79A7", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#999999")
-"""Colors of Okabe and Ito, distinguishable with color blindness."""
-UNDECIDED = "#E0E0E0"
 MOST_WRITTEN = 150
 """Largest number of cells with values written into them."""
 WIDE = 100.0
@@ -85,8 +76,8 @@ def edges(axis: Axis | None) -> numpy.ndarray:
 
 def colors_of(words: Sequence[str]) -> dict[str, str]:
     """Assign colors: fixed colors for regimes, a common color for ties, and the next free color for other words."""
-    free = itertools.cycle(OTHERS)
-    return {word: REGIMES.get(word) or (UNDECIDED if TIE in word else next(free)) for word in words}
+    free = itertools.cycle(COLORS[4:] + COLORS[:4])
+    return {word: REGIMES.get(word) or (LIGHT_GRAY if TIE in word else next(free)) for word in words}
 
 
 def ink_on(color: Sequence[float]) -> str:
@@ -172,7 +163,7 @@ def _cross(cells: Cells, ax: Any) -> list[Any]:
         return []
     x, y = places(cells.x), places(cells.y)
     at = [x[column] for _, column in failed_cells], [y[row] for row, _ in failed_cells]
-    return list(ax.plot(*at, "x", color="#555555", markersize=5, linestyle="none", label="failed"))
+    return list(ax.plot(*at, "x", color=DARK_GRAY, markersize=5, linestyle="none", label="failed"))
 
 
 def _set_axis(axis: Any, set_limits: Callable[..., Any], map_axis: Axis) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.palette import BLUE, ORANGE
 
 NAMES: Mapping[str, str] = {
     "loss": "squared error $|f - y|^2$",
@@ -61,10 +62,10 @@ class Prediction(ABC):
         if len(axes) != len(curve_names):
             raise InputValueError(f"got {len(axes)} axes for {len(curve_names)} curves, expected one for each")
         for name, ax in zip(curve_names, axes, strict=True):
-            ax.plot(self.times.tolist(), predicted[name].tolist(), color="#0072B2", label="theory")
+            ax.plot(self.times.tolist(), predicted[name].tolist(), color=BLUE, label="theory")
             if name in points:
                 times, values = points[name]
-                ax.plot([time_scale * t for t in times], values, "o", color="#D55E00", markersize=3, label="measured")
+                ax.plot([time_scale * t for t in times], values, "o", color=ORANGE, markersize=3, label="measured")
             ax.set_xlabel("time")
             ax.set_ylabel(NAMES.get(name, name))
             ax.legend()

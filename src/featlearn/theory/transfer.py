@@ -22,6 +22,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.linalg.estimate import Estimate
+from featlearn.palette import BLUE, ORANGE
 from featlearn.theory.arguments import Numbers, checked_count, checked_generator, checked_number, checked_numbers
 
 __all__ = ["LearningCurve", "learning_curve", "learning_curve_general", "simulate", "transfer_spectrum"]
@@ -52,11 +53,11 @@ class LearningCurve:
             import matplotlib.pyplot as plt
 
             ax = plt.subplots(figsize=(3.25, 2.5), layout="constrained")[1]
-        ax.plot(self.samples.tolist(), self.error.tolist(), color="#0072B2", label="theory")
+        ax.plot(self.samples.tolist(), self.error.tolist(), color=BLUE, label="theory")
         if measured is not None:
             lists = [[float(v) for v in column] for column in measured]
             bars = lists[2] if len(lists) > 2 else None
-            ax.errorbar(lists[0], lists[1], bars, fmt="o", color="#D55E00", markersize=3, label="measured")
+            ax.errorbar(lists[0], lists[1], bars, fmt="o", color=ORANGE, markersize=3, label="measured")
         ax.set_xlabel("samples $P$")
         ax.set_ylabel("error on new inputs")
         ax.legend()

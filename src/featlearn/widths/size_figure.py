@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from featlearn import palette
 from featlearn.linalg.estimate import Estimate
 from featlearn.reporting.figures import style
 from featlearn.widths.scaling import LayerScaling, WidthCheck
@@ -14,15 +15,15 @@ from featlearn.widths.schemes import MATRICES
 
 COLUMNS = 4
 DRAWN = {
-    "activation": ("activation", "#0072B2", "o"),
-    "change": ("its change", "#D55E00", "s"),
-    "effect": ("first update", "#009E73", "^"),
+    "activation": ("activation", palette.BLUE, "o"),
+    "change": ("its change", palette.ORANGE, "s"),
+    "effect": ("first update", palette.GREEN, "^"),
 }
-"""Sizes of a layer -> label, color (Okabe and Ito), marker."""
+"""Sizes of a layer -> label, color, marker."""
 NETWORK = {
-    "output": ("output", "#0072B2", "o"),
-    "output_change": ("its change", "#D55E00", "s"),
-    "kernel_motion": ("kernel motion", "#CC79A7", "D"),
+    "output": ("output", palette.BLUE, "o"),
+    "output_change": ("its change", palette.ORANGE, "s"),
+    "kernel_motion": ("kernel motion", palette.PINK, "D"),
 }
 WRONG = "#C00000"
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError, did_you_mean
+from featlearn.palette import GREEN, LIGHT_GRAY, SKY
 from featlearn.theory.arguments import checked_count
 from featlearn.theory.phases.classification import EQUAL, Phase, classify
 from featlearn.theory.phases.exponents import Exponents
@@ -30,7 +31,7 @@ SYMBOLS = {
     "rate": r"learning rates $c_\eta$",
     "variance": "both variances $c_u = c_w$",
 }
-COLORS = {Phase.FROZEN: "#D9D9D9", Phase.UNSTABLE: "#F6D9A8", Phase.KERNEL: "#56B4E9", Phase.LEARNING: "#009E73"}
+COLORS = {Phase.FROZEN: LIGHT_GRAY, Phase.UNSTABLE: "#F6D9A8", Phase.KERNEL: SKY, Phase.LEARNING: GREEN}
 
 Point = tuple[float, float]
 """(x, y)"""
