@@ -263,3 +263,30 @@ def test_a_unit_at_zero_is_no_influence_between_samples(seed: int):
     found, expected = (kernel.double()[clear][:, clear] for kernel in (fl.ntk(model, x), dense_ntk(model, x)))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert all(map(torch.equal, before, model.parameters()))
+
+
+class KeyBias(nn.Module):
+    """Attention with a bias on its keys, which the softmax ignores."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(6, 6, dtype=dtype), nn.Linear(6, 6, dtype=dtype)
+        self.v, self.readout = nn.Linear(6, 5, dtype=dtype), nn.Linear(5, 3, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.q(x) @ self.k(x).mT
+        return self.readout((scores.softmax(-1) @ self.v(x)).mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("verify", [False, True])
+def test_gradients_of_nothing_but_rounding_are_measured(dtype: torch.dtype, verify: bool):
+    torch.manual_seed(0)
+    model, x = KeyBias(dtype), torch.randn(11, 4, 6, dtype=dtype)
+    kernel = fl.ntk(model, x, parameters="k.bias", verify=verify)
+    assert float(kernel.abs().max()) < torch.finfo(dtype).eps ** 1.5
+    (planned,) = fl.plan(model, x, parameters="k.bias").parameters
+    assert planned.route != "fallback"
+    expected = dense_ntk(model.double(), x.double(), by="parameter")["q.bias"]
+    both = fl.ntk(model.to(dtype), x, parameters=["k.bias", "q.bias"]).double()
+    torch.testing.assert_close(both, expected, rtol=0, atol=30 * torch.finfo(dtype).eps)

@@ -15,10 +15,11 @@ from featlearn.audit.gradient_check import (
     balanced_gradient,
     disagreement,
     failing_parameters,
+    is_rounding,
     largest_entry,
     weighted_gradient,
 )
-from featlearn.audit.independence import Part, last_digit_changed, refuse_coupled
+from featlearn.audit.independence import Part, refuse_coupled
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import Graph, Node, parameter_gradients
@@ -161,7 +162,7 @@ def _is_separate(chunk: Chunk) -> bool:
 def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torch.Generator) -> None:
     """Samples in smaller batches must have the outputs and gradients that they have beside the others."""
     name = _differing_gradient(chunk, probed, generator)
-    if name is None or _is_rounding(chunk, probed, name) or _agrees_nearby(chunk, generator):
+    if name is None or is_rounding(chunk, name, probed.weights[:, None] * probed.direction):
         return
     from featlearn.audit.coupling_cause import refuse_nonlinear  # loaded where something is refused
 
@@ -198,42 +199,8 @@ def _differing_gradient(chunk: Chunk, probed: ProbedGraph, generator: torch.Gene
     return None
 
 
-NEARBY = 4
-"""States of the weights that are tried where gradients differ between batches."""
-
-
-def _agrees_nearby(chunk: Chunk, generator: torch.Generator) -> bool:
-    """Whether gradients agree once all weights have moved by some units of their last digit.
-
-    An influence between samples stays. A ReLU whose input is zero but for rounding, and which is therefore on in one
-    batch and off in another, is so for one state of the weights.
-    """
-    for seed in range(NEARBY):
-        with last_digit_changed(chunk.batch.model, units=8, seed=seed):
-            moved = Chunk(chunk.batch, chunk.indices, chunk.parameters)
-            if moved.graph is None:
-                return False
-            probed = probed_graph(moved.outputs, moved.graph, moved.parameters, generator)
-            moved.read(probed.axes, probed.several_outputs)
-            if _differing_gradient(moved, probed, generator) is None:
-                return True
-    return False
-
-
 def _gradient_along(part: Chunk, chunk: Chunk, direction: Tensor, weights: Tensor) -> WeightedGradient:
     """Autograd's gradient of some samples alone."""
     named = {name: part.parameters[name] for name in chunk.uses}
     cotangent = weights[:, None] * direction.to(part.outputs)
     return WeightedGradient(direction, weights, parameter_gradients(part.outputs, named, cotangent))
-
-
-def _is_rounding(chunk: Chunk, probed: ProbedGraph, name: str) -> bool:
-    """Whether weights that differ in their last digit change the gradient as much: units that are zero but for rounding
-    are on in one batch and off in the next."""
-    with last_digit_changed(chunk.batch.model):
-        moved = Chunk(chunk.batch, chunk.indices, chunk.parameters)
-        found = _gradient_along(moved, chunk, probed.direction, probed.weights).gradients[name]
-    before = probed.parameters[name]
-    if found is None or before is None:
-        return False
-    return bool(float((found - before).norm()) > chunk.precision**0.5 * float(before.norm()) / 30)
