@@ -177,7 +177,7 @@ def test_the_table_has_no_cycle():
         ("featlearn.ops.registry", "def f():\n    from featlearn.monitoring.entry import watch"),
         ("featlearn.ops.registry", "from featlearn import novelty"),
         ("featlearn.theory.ofe", "from featlearn.network import inputs"),
-        ("featlearn.contraction.gram", "from featlearn.graph.samples import Layout"),
+        ("featlearn.contraction.gram", "from featlearn.graph.graph import Layout"),
         ("featlearn.gradients.captured", "from featlearn.audit.audit import audited"),
         ("featlearn.audit.audit", "from featlearn.measurement import Measurement"),
         ("featlearn.measurement", "from featlearn.planning.kernel_plan import grouped"),

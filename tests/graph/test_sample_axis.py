@@ -4,16 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from featlearn.graph.graph import build_graph
-from featlearn.graph.samples import (
-    Layout,
-    attribution_error,
-    probed_graph,
-    sample_dimension,
-    sample_error,
-    sample_factors,
-    splits,
-)
+from featlearn.graph.graph import Layout, build_graph, splits
+from featlearn.graph.samples import attribution_error, probed_graph, sample_error, sample_factors
+from featlearn.ops.registry import sample_axis
 
 
 @pytest.mark.parametrize("samples", [1, 2, 7, 8])
@@ -76,7 +69,7 @@ def test_splits_lie_inside_one_axis():
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (3, 5), (10, 3), (2, 15, 2), (5, 5, 5), (1, 5, 1)])
 def test_the_axis_of_a_split_is_found_again(shape: tuple[int, ...]):
     for layout in parts_of(shape, 5):
-        found = sample_dimension(torch.Size(shape), layout)
+        found = sample_axis(torch.Size(shape), layout)
         assert found is not None
         axis, outer = found
         before = torch.Size(shape[:axis]).numel() * outer

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featlearn.graph.graph import Graph, Node, backward_to, build_graph
-from featlearn.graph.samples import Layout, probed_graph, splits
+from featlearn.graph.graph import Graph, Layout, Node, backward_to, build_graph, splits
+from featlearn.graph.samples import probed_graph
 from featlearn.ops import attention, registry
 from featlearn.ops.registry import SampleAxis, Step, proved_layouts
 from tests.zoo.case import default_dtype

@@ -14,8 +14,7 @@ from featlearn.contraction import blocking, gram, windows
 from featlearn.contraction.gram import Route
 from featlearn.gradients import formed
 from featlearn.gradients.captured import Chunk
-from featlearn.graph.graph import Graph
-from featlearn.graph.samples import splits
+from featlearn.graph.graph import Graph, splits
 from featlearn.planning import kernel_plan
 from tests.references.jacobian import dense_jacobian, dense_ntk, kernel_of
 

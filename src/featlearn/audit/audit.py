@@ -22,10 +22,10 @@ from featlearn.audit.gradient_check import (
 from featlearn.audit.independence import Part, refuse_coupled
 from featlearn.errors import CoupledSamplesError, InputValueError
 from featlearn.gradients.captured import Chunk
-from featlearn.graph.graph import Graph, Node, parameter_gradients
-from featlearn.graph.samples import Axes, Layout, ProbedGraph, probed_graph, sample_dimension
+from featlearn.graph.graph import Axes, Graph, Layout, Node, parameter_gradients
+from featlearn.graph.samples import ProbedGraph, probed_graph
 from featlearn.ops import is_built_in
-from featlearn.ops.registry import proved_layouts
+from featlearn.ops.registry import proved_layouts, sample_axis
 from featlearn.separation.repeated_pass import RepeatedPass
 
 AUDITED = 7
@@ -60,7 +60,7 @@ class Audit:
             if layout is not None:
                 shape = graph.output_shape((node, 0))
                 fits = layout.before * samples * layout.after == shape.numel()
-                if not fits or sample_dimension(shape, layout) is None:
+                if not fits or sample_axis(shape, layout) is None:
                     return None
             found[node] = layout
         return found, frozenset(graph.order[number] for number in self.several_outputs)

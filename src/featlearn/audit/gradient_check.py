@@ -22,8 +22,8 @@ from featlearn.contraction.windows import Windows
 from featlearn.errors import CoupledSamplesError, UnsupportedModelError
 from featlearn.gradients.captured import Chunk
 from featlearn.gradients.formed import Backpropagated, UseGradients, backpropagate, formed_gradients
-from featlearn.graph.graph import Node, backward_to, numbers, parameter_gradients
-from featlearn.graph.samples import Layout, sample_error, splits
+from featlearn.graph.graph import Layout, Node, backward_to, numbers, parameter_gradients, splits
+from featlearn.graph.samples import sample_error
 from featlearn.network.isolation import OPERANDS
 
 

@@ -15,8 +15,20 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from featlearn.errors import UnsupportedModelError
-from featlearn.graph.graph import Edge, Graph, GraphStructure, Node, Value, backward, build_graph
-from featlearn.graph.samples import REARRANGEMENTS, Axes, FoundUses, Layout, find_uses
+from featlearn.graph.graph import (
+    REARRANGEMENTS,
+    Axes,
+    Edge,
+    FoundUses,
+    Graph,
+    GraphStructure,
+    Layout,
+    Node,
+    Value,
+    backward,
+    build_graph,
+    find_uses,
+)
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import Outer, is_built_in
 from featlearn.ops.registry import Reading, read_use

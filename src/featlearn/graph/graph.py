@@ -1,5 +1,13 @@
-"""The autograd graph between a network's outputs and its parameters."""
+"""The autograd graph between a network's outputs and its parameters, and where the parameters meet the samples.
 
+One walk finds every use of every parameter (`find_uses`). From a parameter upwards, values without a sample axis form a
+region that parameters alone (or several samples together) made: transposes, normalized weights, generated weights. Each
+edge that leaves the region into a node whose output has a sample axis is a use. Every path from a parameter to the
+outputs leaves the region for the first time through exactly one edge, so the sum over uses, each pulled back through
+the region, is the whole per-sample gradient.
+"""
+
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from featlearn.errors import UnsupportedModelError
-from featlearn.torch_internals import batched_gradients, output_forms
+from featlearn.torch_internals import SAVED, batched_gradients, output_forms
 
 Node = Any  # torch.autograd.graph.Node: C++ nodes are only registered as virtual subclasses of it
 Value = tuple[Node, int]
@@ -122,7 +130,7 @@ class Graph:
     variables: frozenset[int]
     """Identities of all leaf tensors that were reached, parameters or not."""
 
-    @property
+    @cached_property
     def root(self) -> Value:
         """The outputs."""
         return (self.order[-1], self.structure.root)
@@ -180,11 +188,6 @@ class Graph:
         return self.described[node][number][1]
 
 
-def _described(node: Node) -> tuple[Description, ...]:
-    # Ragged ones (nested tensors) count as empty, so that no axis of them is ever read.
-    return tuple([(torch.Size((0,) if m.is_nested_tensor else m.shape), m.dtype) for m in output_forms(node)])
-
-
 def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     """Build the graph between outputs and parameters by one walk."""
     taken = _children_first(outputs.grad_fn)
@@ -207,7 +210,7 @@ def build_graph(outputs: Tensor, parameters: Mapping[str, Tensor]) -> Graph:
     structure = GraphStructure(
         names=tuple([node.name() for node in order]),
         inputs=inputs,
-        described=tuple([_described(node) for node in order]),
+        described=tuple(output_forms(order)),
         below=tuple(below),
         leaves=leaves,
         root=outputs.output_nr,
@@ -281,47 +284,11 @@ def backward_to(
     return dict(zip(values, at_values, strict=True)), dict(zip(parameters, at_parameters, strict=True))
 
 
-TOGETHER = 2**28
-"""Largest number of bytes of parameters whose gradients are held together."""
-
-
 def parameter_gradients(
     outputs: Tensor, parameters: Mapping[str, Tensor], cotangent: Tensor
-) -> Mapping[str, Tensor | None]:
-    """Compute gradients at parameters by one backward pass, or by one for each group of large parameters."""
-    sizes = {name: parameter.numel() * parameter.element_size() for name, parameter in parameters.items()}
-    if sum(sizes.values()) <= TOGETHER:
-        return backward_to(outputs, [], parameters, cotangent)[1]
-    return _GradientsInGroups(outputs, parameters, cotangent, sizes)
-
-
-class _GradientsInGroups(Mapping[str, Tensor | None]):
-    """Gradients of a large network, one group of which is held. Ask for them in the order of the parameters."""
-
-    def __init__(
-        self, outputs: Tensor, parameters: Mapping[str, Tensor], cotangent: Tensor, sizes: Mapping[str, int]
-    ) -> None:
-        self._outputs, self._parameters, self._cotangent = outputs, parameters, cotangent
-        self._groups: dict[str, int] = {}
-        number = held = 0
-        for name, size in sizes.items():
-            if held and held + size > TOGETHER:
-                number, held = number + 1, 0
-            self._groups[name], held = number, held + size
-        self._held: dict[str, Tensor | None] = {}
-
-    def __getitem__(self, name: str) -> Tensor | None:
-        if name not in self._held:
-            self._held = {}  # before the next are made
-            group = {other: self._parameters[other] for other, k in self._groups.items() if k == self._groups[name]}
-            self._held = backward_to(self._outputs, [], group, self._cotangent)[1]
-        return self._held[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._groups)
-
-    def __len__(self) -> int:
-        return len(self._groups)
+) -> dict[str, Tensor | None]:
+    """Compute gradients at parameters by one backward pass."""
+    return backward_to(outputs, [], parameters, cotangent)[1]
 
 
 def numbers(scalars: Sequence[Tensor]) -> list[float]:
@@ -330,3 +297,124 @@ def numbers(scalars: Sequence[Tensor]) -> list[float]:
         return []
     values: list[float] = torch.stack([t.detach().double().to(scalars[0].device) for t in scalars]).tolist()
     return values
+
+
+class Layout(NamedTuple):
+    """Where the samples lie in an op's output: its elements in order are (before, samples, after)."""
+
+    before: int
+    samples: int
+    after: int
+
+    def split(self, tensor: Tensor) -> Tensor:
+        """Reshape a tensor to (before, samples, after)."""
+        return tensor.reshape(self.before, self.samples, self.after)
+
+    def samples_first(self, tensor: Tensor, *trailing: int) -> Tensor:
+        """Bring a tensor whose leading axes are laid out like the output to (samples, positions, *trailing)."""
+        if self.before == 1:
+            return tensor.reshape(self.samples, -1, *trailing)
+        split = tensor.reshape(self.before, self.samples, -1, *trailing)
+        return split.movedim(1, 0).reshape(self.samples, -1, *trailing)
+
+    def outside(self, *trailing: int) -> bool:
+        """Return whether the last axes of the output, of these sizes, hold no samples."""
+        size = math.prod(trailing)
+        return size > 0 and self.after % size == 0
+
+    def positions(self, *trailing: int) -> int:
+        """Return the number of positions of each sample, each with values of this shape."""
+        return self.before * self.after // math.prod(trailing)
+
+
+def splits(shape: torch.Size, samples: int) -> Iterator[Layout]:
+    """Yield every way in which the samples can lie inside one axis; nothing if the value is empty."""
+    total, before = shape.numel(), 1
+    if total == 0:
+        return
+    for size in shape:
+        if size % samples == 0:
+            inside = size // samples
+            for outer in range(1, inside + 1):
+                if inside % outer == 0:
+                    yield Layout(before * outer, samples, total // (before * outer * samples))
+        before *= size
+
+
+Axes = Mapping[Node, Layout | None]
+"""Map nodes to the sample axis of their output, None for none. Nodes that consume samples alone are absent."""
+
+
+_REARRANGING = "Alias Clone Permute ReshapeAlias Squeeze Swapaxes T ToCopy Transpose Unsqueeze UnsafeView View"
+# They only rearrange their one input, so no sample can have touched their output if none touched their input,
+# and sums of products over their output are those over their input.
+REARRANGEMENTS = frozenset(f"{name}Backward{number}" for name in _REARRANGING.split() for number in range(4))
+
+
+@dataclass(frozen=True)
+class Use:
+    """One operand of one autograd node whose output has a sample axis."""
+
+    node: Any
+    """The autograd node that consumes the operand (`torch.autograd.graph.Node`)."""
+    operand: int
+    """Which of the node's inputs it is: an index into `node.next_functions`."""
+    shape: torch.Size
+    """The operand's shape."""
+    output: torch.Size
+    """The shape of the node's output."""
+    layout: Layout
+    """The sample axis of the output."""
+
+    def saved(self, name: str) -> Any:
+        """Return what an op of torch saved in the forward pass under this name, None if nothing.
+
+        Call it while the rule runs, not inside the functions that the rule returns. A backward pass may have freed it
+        by then.
+        """
+        return getattr(self.node, SAVED + name, None)
+
+
+class FoundUses(NamedTuple):
+    """The edges through which parameters meet the samples."""
+
+    edges: tuple[tuple[Edge, frozenset[str]], ...]
+    """Each with the parameters that reach its value without meeting a sample."""
+    mixed: Mapping[str, str]
+    """Parameters that reach the same operand with and without samples, with the reason."""
+
+
+def find_uses(graph: Graph, axes: Axes) -> FoundUses:
+    """Find every edge from a value without samples to a node with samples, in one walk from the leaves."""
+    names = {node: name for name, node in graph.leaves.items()}
+    without: set[Node] = set()
+    reach: dict[Node, frozenset[str]] = defaultdict(frozenset)
+    by_samples: dict[Node, frozenset[str]] = defaultdict(frozenset)
+    edges: list[tuple[Edge, frozenset[str]]] = []
+    mixed: dict[str, str] = {}
+    root, _ = graph.root
+    for node in graph.order:
+        if node not in graph.names_below:
+            continue
+        if node in names:
+            without.add(node)
+            reach[node] = frozenset([names[node]])
+            continue
+        inputs = graph.inputs[node]
+        children = [(k, child, n) for k, (child, n) in enumerate(inputs) if child in graph.names_below]
+        # What samples have not touched stays untouched when it is rearranged.
+        rearranged = graph.names[node] in REARRANGEMENTS and all(c in without for c, _ in inputs if c is not None)
+        if node is not root and (rearranged or (node in axes and axes[node] is None)):
+            without.add(node)
+            reach[node] = frozenset().union(*(reach[child] for _, child, _ in children))
+            # What met samples and has lost their axis again is counted where it met them.
+            by_samples[node] = frozenset().union(
+                *(by_samples[child] if child in without else graph.names_below[child] for _, child, _ in children)
+            )
+            continue
+        for operand, child, number in children:
+            if child in without and reach[child]:
+                edges.append((Edge((child, number), node, operand), reach[child]))
+                if both := reach[child] & by_samples[child]:
+                    mixed |= dict.fromkeys(both, f"part of it meets the samples before {graph.names[node]}")
+    return FoundUses(tuple(edges), mixed)

@@ -15,8 +15,7 @@ from torch.autograd.graph import GradientEdge
 
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.attention_paths import FeaturePaths, attentions
-from featlearn.graph.graph import Graph, Node, Value
-from featlearn.graph.samples import REARRANGEMENTS
+from featlearn.graph.graph import REARRANGEMENTS, Graph, Node, Value
 from featlearn.linear_maps.weight_matrices import WeightMatrices, WeightMatrix, weight_matrices
 from featlearn.ops import Outer
 from featlearn.ops.registry import Form, Reading

@@ -6,7 +6,7 @@ Each op has a module of this package. Importing the package loads all of them.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from featlearn.graph.samples import Layout, Use
+from featlearn.graph.graph import Layout, Use
 from featlearn.ops.registry import Direct, LinearMap, Outer, close_built_in, is_built_in, register_rule, rule_for
 
 for _module in iter_modules(__path__):

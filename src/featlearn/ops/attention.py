@@ -1,6 +1,6 @@
 """Fused scaled dot-product attention."""
 
-from featlearn.graph.samples import Layout
+from featlearn.graph.graph import Layout
 from featlearn.ops.registry import Step, broadcast, register_flow
 
 _KINDS = ("Flash", "Cudnn", "Efficient")

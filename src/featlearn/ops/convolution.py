@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from featlearn.contraction.windows import Windows
-from featlearn.graph.samples import Layout, Use
+from featlearn.graph.graph import Layout, Use
 from featlearn.ops.registry import (
     Direct,
     FlowRule,

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from featlearn.graph.samples import Layout, Use
+from featlearn.graph.graph import Layout, Use
 from featlearn.ops.registry import Direct, Form, Step, register_flow, register_rule
 from featlearn.torch_internals import distance_gradient
 

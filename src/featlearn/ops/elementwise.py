@@ -4,8 +4,17 @@ The gradient of every operand is `Z.grad[p] = sum_t grads[p, t] * factor[p, t]`,
 to. The equations below state the factor.
 """
 
-from featlearn.graph.samples import Use, sample_dimension
-from featlearn.ops.registry import Direct, Form, broadcast, broadcast_gradient, register_flow, register_rule, scaled
+from featlearn.graph.graph import Use
+from featlearn.ops.registry import (
+    Direct,
+    Form,
+    broadcast,
+    broadcast_gradient,
+    register_flow,
+    register_rule,
+    sample_axis,
+    scaled,
+)
 
 _ELEMENTWISE = """
     Abs Add Addcdiv Addcmul Atan2 Celu Clamp ClampMax ClampMin Clone Cos Div Elu Erf Exp Expand Expm1 Gelu Hardsigmoid
@@ -84,11 +93,11 @@ def expansion(use: Use) -> Form | None:
 def repetition(use: Use) -> Form | None:
     """operand.repeat(...): tiles along each axis, with the samples among the tiles of one axis."""
     # factor = 1
-    sample_axis = sample_dimension(use.output, use.layout)
+    place = sample_axis(use.output, use.layout)
     repeats, samples = tuple(use.saved("repeats")), use.layout.samples
-    if sample_axis is None:
+    if place is None:
         return None
-    axis, outer = sample_axis
+    axis, outer = place
     tiles, rest = divmod(repeats[axis], outer * samples)
     if rest:
         return None
@@ -96,7 +105,7 @@ def repetition(use: Use) -> Form | None:
     copies: list[int] = []
     padded = (1,) * (len(repeats) - len(use.shape)) + tuple(use.shape)
     for i, (times, size) in enumerate(zip(repeats, padded, strict=True)):
-        place = len(shape)
-        copies += [place, place + 2] if i == axis else [place]
+        first = len(shape)
+        copies += [first, first + 2] if i == axis else [first]
         shape += [outer, samples, tiles, size] if i == axis else [times, size]
     return Direct(lambda grad: grad.reshape(shape).sum(copies).movedim(axis, 0).reshape(samples, *use.shape))

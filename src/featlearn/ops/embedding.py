@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from featlearn.graph.samples import Layout, Use
+from featlearn.graph.graph import Layout, Use
 from featlearn.ops.reductions import along_another_axis
 from featlearn.ops.registry import Form, Outer, SampleAxis, Step, register_flow, register_rule, signed
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from featlearn.graph.samples import Layout, Use
+from featlearn.graph.graph import Layout, Use
 from featlearn.ops.registry import (
     FlowRule,
     Form,

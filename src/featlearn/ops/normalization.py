@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from featlearn.graph.samples import Layout, Use
+from featlearn.graph.graph import Layout, Use
 from featlearn.ops.registry import Direct, Form, Step, broadcast_gradient, first_axis, register_flow, register_rule
 
 # In every rule, with n the normalized input: y = weight * n + bias

@@ -1,6 +1,6 @@
 """Ops that work along some axes: reductions, softmax, sums up to a position, sorting."""
 
-from featlearn.graph.samples import Layout
+from featlearn.graph.graph import Layout
 from featlearn.ops.registry import Step, register_flow
 
 

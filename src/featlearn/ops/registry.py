@@ -24,8 +24,7 @@ from torch import Tensor
 
 from featlearn.contraction.windows import Windows
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.graph.graph import Edge, Graph, Node, Value
-from featlearn.graph.samples import Layout, Use, sample_dimension
+from featlearn.graph.graph import Edge, Graph, Layout, Node, Use, Value
 from featlearn.torch_internals import saved
 
 
@@ -97,10 +96,10 @@ def broadcast_gradient(use: Use, factor: Callable[[], Tensor] | None = None) -> 
     """
     axes, samples = len(use.output), use.layout.samples
     padded = (1,) * (axes - len(use.shape)) + tuple(use.shape)
-    sample_axis = sample_dimension(use.output, use.layout)
-    if sample_axis is None or len(padded) != axes or padded[sample_axis[0]] != 1:
+    place = sample_axis(use.output, use.layout)
+    if place is None or len(padded) != axes or padded[place.axis] != 1:
         return None
-    axis, outer = sample_axis
+    axis, outer = place
     trailing = tuple(use.shape[next((i for i, size in enumerate(use.shape) if size != 1), len(use.shape)) :])
     is_bias = trailing == tuple(use.output[axes - len(trailing) :]) and use.layout.outside(*trailing)
     summed = [i + 1 for i, size in enumerate(padded) if size == 1]  # after the sample axis has moved to the front
@@ -128,6 +127,17 @@ class SampleAxis(NamedTuple):
 
     axis: int
     outer: int
+
+
+def sample_axis(shape: torch.Size, layout: Layout) -> SampleAxis | None:
+    """Return the axis of `shape` that holds the samples, None if they do not lie inside one axis."""
+    prefix = 1
+    for axis, size in enumerate(shape if shape.numel() else ()):
+        outer, rest = divmod(layout.before, prefix)
+        if rest == 0 and size % (outer * layout.samples) == 0:
+            return SampleAxis(axis, outer)
+        prefix *= size
+    return None
 
 
 class Step(NamedTuple):
@@ -315,14 +325,14 @@ Placed = tuple[torch.Size, Layout | None]
 
 def proved_layouts(graph: Graph, samples: int, wanted: Collection[Node]) -> dict[Node, Layout]:
     """Return the sample axes of some nodes, as far as the ops above them determine them."""
-    outputs = graph.output_shape(graph.root)
+    described, outputs = graph.described, graph.output_shape(graph.root)
     layouts: dict[Value, Layout | None] = {graph.root: Layout(1, samples, outputs.numel() // samples)}
     proved: dict[Node, Layout] = {}
     leaves = set(graph.leaves.values())
     for node in reversed(graph.order):  # every op after all that consume it
         if node not in graph.names_below:
             continue
-        used = [number for number in range(len(graph.described[node])) if (node, number) in layouts]
+        used = [number for number in range(len(described[node])) if (node, number) in layouts]
         if not used:
             continue  # only reached as a weight
         layout = layouts[node, used[0]]
@@ -331,11 +341,12 @@ def proved_layouts(graph: Graph, samples: int, wanted: Collection[Node]) -> dict
         flow = backward_flow(graph.names[node])
         if used != [0] and flow is not None and not flow.gives_pieces:
             flow = None
-        placed = [(graph.output_shape((node, number)), layouts[node, number]) for number in used]
+        placed = [(described[node][number][0], layouts[node, number]) for number in used]
         argument = partial(saved, node)
         for operand, child in enumerate(graph.inputs[node]):
             if child[0] in graph.names_below and child[0] not in leaves:
-                below = operand_layout(flow, argument, placed, operand, graph.output_shape(child)) if flow else None
+                shape = described[child[0]][child[1]][0]
+                below = operand_layout(flow, argument, placed, operand, shape) if flow else None
                 # All consumers of a value must agree on it.
                 layouts[child] = below if layouts.get(child, below) == below else None
     return proved
@@ -350,8 +361,8 @@ def operand_layout(
     """
     layouts = set()
     for output, layout in outputs:
-        place = None if layout is None else sample_dimension(output, layout)
+        place = None if layout is None else sample_axis(output, layout)
         if layout is None or place is None:
             return None
-        layouts.add(flow.rule(Step(argument, output, SampleAxis(*place), layout, operand, shape)))
+        layouts.add(flow.rule(Step(argument, output, place, layout, operand, shape)))
     return layouts.pop() if len(layouts) == 1 else None

@@ -1,6 +1,6 @@
 """Views and joins: ops that rearrange, cut, join, shift or pad tensors."""
 
-from featlearn.graph.samples import Layout
+from featlearn.graph.graph import Layout
 from featlearn.ops.reductions import along_another_axis
 from featlearn.ops.registry import Step, register_flow, signed
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel, Settings
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.graph.samples import REARRANGEMENTS
+from featlearn.graph.graph import REARRANGEMENTS
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs

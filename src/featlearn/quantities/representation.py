@@ -13,7 +13,7 @@ from featlearn.contraction.factors import Dense
 from featlearn.contraction.kernel_sum import Captured, KernelSum
 from featlearn.distributed.sharded_model import whole_weights
 from featlearn.errors import InputValueError, MemoryBudgetError, UnsupportedModelError
-from featlearn.graph.samples import splits
+from featlearn.graph.graph import splits
 from featlearn.network.checks import (
     matching,
     refuse_other_device,

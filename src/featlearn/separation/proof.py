@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from featlearn.graph.samples import Layout, sample_dimension
-from featlearn.ops.registry import Flow, forward_flow, operand_layout
+from featlearn.graph.graph import Layout
+from featlearn.ops.registry import Flow, forward_flow, operand_layout, sample_axis
 from featlearn.separation.repeated_pass import (
     DESCRIPTIONS,
     PLAIN,
@@ -209,8 +209,8 @@ def _follow(op: _Op, layouts: dict[int, Layout]) -> bool:
 
 def _is_uniform(operand: _Operand, layout: Layout) -> bool:
     """Return whether a value is one entry for all samples, expanded."""
-    place = sample_dimension(operand.shape, layout)
-    return place is not None and operand.stride[place[0]] == 0
+    place = sample_axis(operand.shape, layout)
+    return place is not None and operand.stride[place.axis] == 0
 
 
 def _without_tensors(argument: Any, tensors: list[Tensor]) -> Any:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from featlearn.graph.samples import Layout, sample_dimension
+from featlearn.graph.graph import Layout
+from featlearn.ops.registry import sample_axis
 from featlearn.torch_internals import SCRIPTED_CALLS
 
 UNTOUCHED = 0
@@ -92,10 +93,10 @@ class Sampled(NamedTuple):
     def placed(self, layouts: Mapping[int, Layout]) -> "Sampled":
         """Add the axis that holds the samples."""
         layout = layouts.get(self.number)
-        place = None if layout is None else sample_dimension(torch.Size(self.shape), layout)
+        place = None if layout is None else sample_axis(torch.Size(self.shape), layout)
         if layout is None or place is None:
             return self
-        return self._replace(axis=place[0], each=self.shape[place[0]] // layout.samples)
+        return self._replace(axis=place.axis, each=self.shape[place.axis] // layout.samples)
 
 
 Description = Any

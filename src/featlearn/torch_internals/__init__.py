@@ -70,14 +70,24 @@ def wrapper_of(kind: type, shape: torch.Size, **form: Any) -> Any:
 # Autograd: what nodes keep, hooks, and the engine
 
 
+SAVED = "_saved_"
+"""How attributes begin under which an autograd node keeps its arguments. Nodes have no public list of them."""
+
+
 def saved(node: Any, name: str) -> Any:
-    """Return what an autograd node kept of its arguments, None if nothing. Nodes have no public list of them."""
-    return getattr(node, f"_saved_{name}", None)
+    """Return what an autograd node kept of its arguments, None if nothing."""
+    return getattr(node, SAVED + name, None)
 
 
-def output_forms(node: Any) -> Sequence[Any]:
-    """Return shape and dtype of each output of a node. Public nodes do not say what they give."""
-    return node._input_metadata or ()
+def output_forms(nodes: Sequence[Any]) -> list[tuple[tuple[torch.Size, torch.dtype], ...]]:
+    """Return shape and dtype of each output of some nodes. Public nodes do not say what they give.
+
+    Ragged outputs (nested tensors) count as empty, so that no axis of them is ever read.
+    """
+    return [
+        tuple([(torch.Size((0,) if m.is_nested_tensor else m.shape), m.dtype) for m in node._input_metadata or ()])
+        for node in nodes
+    ]
 
 
 def hooks_made() -> int:
