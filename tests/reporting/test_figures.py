@@ -76,3 +76,12 @@ def test_all_are_saved_with_their_numbers(tmp_path: Path):
         assert list(csv.reader(file)) == [["step", "_$a^$", "'=b"], ["0.0", "1.0", "1.0"], ["1.0", "2.0", "2.0"]]
     with (tmp_path / "figures" / "specialization.csv").open(newline="") as file:
         assert ["_$a^$", "0.0", "1", "0", "0.25"] in list(csv.reader(file))
+
+
+def test_a_run_returns_its_figures_by_name(run: Run):
+    import matplotlib.pyplot as plt
+
+    drawn = run.figures()
+    assert set(figures.FIGURES) <= set(drawn)
+    assert drawn["kernel_norm"].axes[0].lines[0].get_ydata() == pytest.approx(run.scalar("ntk/norm")[1])
+    assert plt.get_fignums() == []  # so that a notebook does not show them twice

@@ -10,9 +10,11 @@ import numpy
 import pytest
 
 from featlearn.diagnosis import diagnose
+from featlearn.diagnosis.verdict import findings_of
 from featlearn.record import Run
 from featlearn.reporting.first_screen import TERMS, defined
 from featlearn.reporting.gauges import gauges
+from featlearn.reporting.matrix_sections import sample_order
 from featlearn.reporting.page import TABS, report
 from featlearn.reporting.pictures import colored, cosines, png
 from tests.reporting.runs import HOSTILE, by_hand, watched
@@ -128,7 +130,7 @@ def test_the_strip_has_zones_half_of_the_loss_and_accuracy(tmp_path: Path):
         "test/accuracy": [0.1, 0.2, 0.5, 0.75],
     }
     source = report(by_hand(tmp_path / "run", scalars, [0, 10, 14, 20]), tmp_path / "page.html").read_text()
-    strip = re.search(r'<svg height="80" class="strip".*?</section>', source)[0]
+    strip = re.search(r'<svg height="64" class="strip".*?</section>', source)[0]
     assert re.findall(r'class="zone-(\w+)"', strip) == ["low", "high"]
     assert "half of the loss" in strip
     points = [tuple(map(float, pair.split(","))) for pair in re.search(r'points="([^"]+)"', strip)[1].split()]
@@ -166,7 +168,62 @@ def test_tokens_are_text_by_the_vocabulary_and_escaped(tmp_path: Path):
 
 def test_rows_of_tables_are_numbers(tmp_path: Path):
     rows = {"samples": PLACES, "rows": numpy.full((12, 3), 0.25, numpy.float32)}
-    assert "0.25 0.25 0.25" in with_pictures(tmp_path / "a", rows)
+    page = with_pictures(tmp_path / "a", rows)
+    assert "0.25 0.25 0.25" in page
+    assert "Each row: columns 0, 1, 2." in page
+
+
+def test_rows_of_a_regression_begin_with_their_target_and_show_the_heaviest_columns(tmp_path: Path):
+    targets = numpy.arange(12, dtype=numpy.float32)[:, None] / 10
+    pictures = [
+        {"samples": PLACES, "rows": numpy.tile(numpy.float32([0.5, 1.5, 2.5, 3.5]), (12, 1))},
+        {"columns": numpy.array([3, 1]), "column_shares": numpy.array([0.6, 0.3])},
+    ]
+    outputs = [{"f": 0 * targets}, {"f": targets}]
+    arrays = {"kernel": kernels(), "targets": [{"y": targets}], "outputs": outputs, "pictures": pictures}
+    run = by_hand(tmp_path / "run", {"probe/loss": [1.0, 0.1]}, [0, 9], arrays)
+    page = report(run, tmp_path / "page.html").read_text()
+    assert ">1.1: 3.5 1.5<" in page
+    assert "Each row: its target, then columns 3, 1." in page
+    near = []
+    for kernel in kernels():
+        order = numpy.argsort(-(cosines(kernel["mean"].astype(float)) - 9 * numpy.eye(12)), axis=1)[:, :5]
+        near.append(numpy.abs(targets[order, 0] - targets).mean())
+    spread = numpy.abs(targets - targets.T).mean()
+    assert f"differ by {near[0] / spread:.0%} → {near[1] / spread:.0%} of" in page
+
+
+def test_without_targets_samples_are_sorted_by_likeness_and_have_neighbors(tmp_path: Path):
+    two = numpy.float64([1, -1] * 6)
+    arrays = {
+        "kernel": [{"mean": numpy.eye(12)}, {"mean": numpy.eye(12) + numpy.outer(two, two)}],
+        "pictures": [{"samples": PLACES, "tokens": numpy.tile([0, 1, 2, 7], (12, 1))}],
+    }
+    run = by_hand(tmp_path / "run", {"probe/loss": [1.0, 0.1]}, [0, 9], arrays)
+    page = Page(report(run, tmp_path / "page.html"))
+    assert "Sorted by likeness" in page.source
+    assert page.source.count('class="neighbors of-texts"') == 3
+    (order,) = {tuple(sample_order(one, 12)) for one in findings_of(run)}
+    assert sorted(order[:6]) in ([0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11])
+
+
+def test_squares_are_called_learned_only_where_classes_came_apart(tmp_path: Path):
+    classes = PLACES % 3
+    square = (classes[:, None] == classes) + numpy.eye(12)
+    for name, ends in {"learned": (numpy.eye(12), square), "kept": (square, square)}.items():
+        arrays = {"kernel": [{"mean": end.astype(numpy.float32)} for end in ends], **FITTED}
+        page = report(by_hand(tmp_path / name, {"probe/loss": [1.0, 0.1]}, [0, 9], arrays), tmp_path / "page.html")
+        assert ("the squares are learned" in page.read_text()) == (name == "learned")
+
+
+def test_tokens_whose_nearest_ones_changed_come_first(tmp_path: Path):
+    words, before = numpy.arange(3), numpy.array([[3, 4], [3, 4], [3, 4]])
+    after = numpy.array([[3, 4], [5, 6], [3, 6]])
+    arrays = {"pictures": [{"words": words, "nearest": before}, {"words": words, "nearest": after}]}
+    run = by_hand(tmp_path / "run", {"probe/loss": [1.0, 0.1]}, [0, 9], arrays, settings={"vocabulary": "abcde f"})
+    table = re.search(r'<table class="tokens">.*?</table>', report(run, tmp_path / "page.html").read_text())[0]
+    cells = re.findall(r"<code>(.*?)</code>", table)
+    assert [cells[i : i + 3] for i in (0, 3, 6)] == [["b", "d e", "␣ f"], ["c", "d e", "d f"], ["a", "d e", "d e"]]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +245,7 @@ def test_rows_of_tables_are_numbers(tmp_path: Path):
 def test_pictures_of_wrong_shapes_are_left_out(tmp_path: Path, pictures: dict[str, numpy.ndarray]):
     page = with_pictures(tmp_path / "run", pictures)
     assert "<img" not in page
-    assert 'class="neighbors"' not in page
+    assert 'class="neighbors' not in page
     assert "Neighbors are not shown" in page
 
 

@@ -204,6 +204,11 @@ class Run:
         write = importlib.import_module("featlearn.reporting.page").report
         return Path(write(self, path, **options))
 
+    def figures(self, **options: Any) -> dict[str, Any]:
+        """Return the charts and matrices of the report as matplotlib figures by name: "gap", "loss", "kernel" ..."""
+        figures: dict[str, Any] = importlib.import_module("featlearn.reporting.figures").figures(self, **options)
+        return figures
+
     def __repr__(self) -> str:
         return f"<Run {self.name!r} in {str(self.path)!r}>"
 

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from featlearn.reporting.content_blocks import NEUTRAL, POINTS, Chart, MatrixSeq
 from featlearn.reporting.groups import RunGroup, groups
 from featlearn.reporting.overlay import Overlay
 
-__all__ = ["FIGURES", "draw", "save_figures", "style"]
+__all__ = ["FIGURES", "draw", "figures", "save_figures", "style"]
 
 COLORS = (*palette.COLORS, palette.DARK_GRAY)
 _DASHES: tuple[Any, ...] = ("-", "--", ":", "-.")
@@ -62,6 +62,13 @@ def draw(
         return _picture(block, 0, -1, _axes(ax))
 
 
+def figures(
+    runs: Any, *, bands: bool = True, theory: Mapping[str, Any] | None = None, time_scale: float = 1.0
+) -> dict[str, Any]:
+    """Return all figures of the runs by name, as matplotlib figures; arguments are those of `fl.report`."""
+    return {name: figure for name, _, figure in _drawn(runs, bands, Overlay(theory, time_scale))}
+
+
 def save_figures(
     runs: Any,
     folder: str | os.PathLike[str],
@@ -74,27 +81,35 @@ def save_figures(
 
     Arguments are those of `fl.report`. Existing files of the same names are replaced.
     """
-    import matplotlib.pyplot as plt
-    import matplotlib.style
-
-    overlay = Overlay(theory, time_scale)
-    found = groups(runs, bands=bands, points=POINTS)
-    shown = [one for build in _SECTIONS for one in [build(found, overlay)] if one is not None]
     target, paths = Path(folder), []
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for block in [each for one in shown for each in one.blocks if isinstance(each, Chart | MatrixSequence)]:
+        for _, block, figure in _drawn(runs, bands, Overlay(theory, time_scale)):
             stem = target / re.sub(r"[^A-Za-z0-9_-]", "-", block.key)
-            with matplotlib.style.context(style()):
-                figure = _chart(block, None) if isinstance(block, Chart) else _first_and_last(block)
-                for kind in ("pdf", "png"):
-                    figure.get_figure().savefig(stem.with_suffix(f".{kind}"))
-                    paths.append(stem.with_suffix(f".{kind}"))
-                plt.close(figure.get_figure())
+            for kind in ("pdf", "png"):
+                figure.savefig(stem.with_suffix(f".{kind}"))
+                paths.append(stem.with_suffix(f".{kind}"))
             paths.append(_to_csv(block, stem.with_suffix(".csv")))
     except OSError as error:
         raise RunError(f"the figures cannot be written to {target}: {error}") from error
     return paths
+
+
+def _drawn(runs: Any, bands: bool, overlay: Overlay) -> Iterator[tuple[str, Chart | MatrixSequence, Any]]:
+    """Yield name, content, and figure of every chart and matrix, in the packaged style and unknown to pyplot."""
+    import matplotlib.pyplot as plt
+    import matplotlib.style
+
+    run_groups = groups(runs, bands=bands, points=POINTS)
+    names = {key: name for name, (_, key) in FIGURES.items()}
+    for build in _SECTIONS:
+        section = build(run_groups, overlay)
+        for block in () if section is None else section.blocks:
+            if isinstance(block, Chart | MatrixSequence):
+                with matplotlib.style.context(style()):
+                    axes = _chart(block, None) if isinstance(block, Chart) else _first_and_last(block)
+                    plt.close(axes.get_figure())
+                    yield names.get(block.key, block.key), block, axes.get_figure()
 
 
 Build = Callable[[Sequence[RunGroup], Overlay], Section | None]

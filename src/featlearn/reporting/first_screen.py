@@ -101,7 +101,7 @@ def answer(group: RunGroup, name: str | None) -> Html:
 def pictures(group: RunGroup, kernels: Html) -> Html:
     """Return kernels, nearest neighbors and what the network looks at; and what was not recorded."""
     first, last = recorded_pictures(group.first)
-    parts = [kernels, neighbor_pictures(group, first), pattern_pictures(group, first, last)]
+    parts = [kernels, neighbor_pictures(group, first, last), pattern_pictures(group, first, last)]
     missing = ""
     if not first:
         missing = "Pictures of samples were not recorded: they come from fl.watch with pictures=True."
@@ -140,22 +140,26 @@ def time_strip(group: RunGroup) -> Html:
     half = times.get("loss_half", math.nan)
     if math.isfinite(half) and half <= end:
         at = _place(half, end)
-        anchor = "start" if at < 15 else "end" if at > 80 else "middle"
+        anchor = "start" if at < 20 else "end" if at > 80 else "middle"
         shapes.append(tag("line", x1=f"{at:.2f}%", x2=f"{at:.2f}%", y1=14, y2=48, class_="limit"))
         words_of = text(f"step {half:.0f}: half of the loss")
-        shapes.append(tag("text", words_of, x=f"{at:.2f}%", y=61, text_anchor=anchor))
+        shapes.append(
+            tag("text", words_of, x=f"{max(at, 4.0) if at < 20 else min(at, 90.0):.2f}%", y=61, text_anchor=anchor)
+        )
     shapes.append(tag("line", x1="0%", x2="0%", y1=14, y2=48, class_="now", data_end=end))
     ends = (("start", "0%", "0"), ("end", "100%", f"{end:.0f} steps"))
-    ends_drawn = [tag("text", text(word), x=x, y=76, text_anchor=anchor) for anchor, x, word in ends]
+    ends_drawn = [tag("text", text(word), x=x, y=61, text_anchor=anchor) for anchor, x, word in ends]
+    accuracy = _accuracy_line(group, end)
+    note = tag("p", "thin line: test accuracy, 0 to 1", class_="note") if accuracy else ""
     return tag(
         "section",
-        tag("h3", "When"),
+        tag("div", tag("h3", "When"), note, class_="when"),
         tag(
             "svg",
             *shapes,
-            _accuracy_line(group, end),
+            accuracy,
             *ends_drawn,
-            height=80,
+            height=64,
             class_="strip",
             role="img",
             aria_label=_in_words(steps, zones),
@@ -174,8 +178,7 @@ def _accuracy_line(group: RunGroup, end: float) -> Html:
         return Html("")
     points = " ".join(f"{_place(min(s, end), end):.2f},{44 - 26 * v:.2f}" for s, v in zip(*curve, strict=True))
     line = tag("polyline", points=points, class_="accuracy", vector_effect="non-scaling-stroke")
-    drawn = tag("svg", line, viewBox="0 0 100 48", preserveAspectRatio="none", x=0, y=0, width="100%", height=48)
-    return Html(drawn + tag("text", text("thin line: test accuracy, 0 to 1"), x="50%", y=76, text_anchor="middle"))
+    return tag("svg", line, viewBox="0 0 100 48", preserveAspectRatio="none", x=0, y=0, width="100%", height=48)
 
 
 def _in_words(steps: list[float], zones: list[str]) -> str:

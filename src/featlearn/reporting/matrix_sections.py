@@ -9,7 +9,7 @@ from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.run_data import evenly
 from featlearn.reporting.content_blocks import Chart, ChartLine, MatrixSequence, Picture, Section, thin
 from featlearn.reporting.groups import RunGroup
-from featlearn.reporting.pictures import class_names, class_of, cosines
+from featlearn.reporting.pictures import class_names, class_of, cosines, normalized_kernel
 
 SIDE = 64
 """Largest number of rows and columns of a picture."""
@@ -164,10 +164,11 @@ def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
             missing.append(f"{group.label}: no kernel was recorded")
     if not sequences:
         return Section("kernels", "The kernel over time", "", (), missing)
-    one = groups[0].first
-    named = _class_groups(one) if groups[0].alone else []
-    sorted_by = "class" if named else "target"
-    what = f"Samples are sorted by {sorted_by}. Bright: training on one moves the other (the tangent kernel)."
+    findings, alone = groups[0].first, groups[0].alone
+    named = _group_names(findings) if alone else []
+    by_target = findings.run_data.targets is not None
+    sorted_by = "likeness" if not by_target else "class" if _classes(findings) is not None else "target"
+    what = f"Sorted by {sorted_by}. Bright: training on one moves the other (the tangent kernel)."
     block = MatrixSequence(
         "kernels",
         "Tangent kernel, at the start and now",
@@ -175,7 +176,7 @@ def kernels(groups: Sequence[RunGroup], shown: bool) -> Section:
         f"sample, by {sorted_by}",
         f"sample, by {sorted_by}",
         first_beside=True,
-        note=" ".join(filter(None, (what, _FEATURES_SHOWN if named else "", _of_one(groups)))),
+        note=" ".join(filter(None, (what, _contrast(findings) if alone else "", _of_one(groups)))),
         colors=_colors(groups, colors),
         limits=_color_limits([picture for _, pictures in sequences for picture in (pictures[0], pictures[-1])]),
         groups=named,
@@ -191,13 +192,20 @@ def _color_limits(pictures: Sequence[Picture]) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
-def _class_groups(one: Findings) -> list[tuple[float, str]]:
-    """Return (center, name) of each class among the sorted samples; empty without classes, or with many."""
-    targets = one.run_data.targets
-    classes = None if targets is None else class_of(one, len(targets))
-    if classes is None or len(set(classes.tolist())) > MOST_CLASSES:
+def _classes(findings: Findings) -> numpy.ndarray | None:
+    targets = findings.run_data.targets
+    return None if targets is None else class_of(findings, len(targets))
+
+
+def _group_names(findings: Findings) -> list[tuple[float, str]]:
+    """Return (center, name) of each class among the sorted samples, or (place, value) of some single targets."""
+    y, classes = findings.run_data.targets, _classes(findings)
+    if classes is None:
+        values = numpy.zeros(0) if y is None or y.shape[1] > 1 else numpy.sort(y.double().numpy()[:, 0])
+        return [(at, f"{float(numpy.quantile(values, at)):.2g}") for at in (0.1, 0.5, 0.9)] if len(values) else []
+    if len(set(classes.tolist())) > MOST_CLASSES:
         return []
-    ordered, names = numpy.sort(classes), class_names(one)
+    ordered, names = numpy.sort(classes), class_names(findings)
     return [
         (
             float(numpy.flatnonzero(ordered == label).mean() + 0.5) / len(ordered),
@@ -207,16 +215,34 @@ def _class_groups(one: Findings) -> list[tuple[float, str]]:
     ]
 
 
+def _contrast(findings: Findings) -> str:
+    """Return the mean cosine within classes and between them, at the start and now; empty without classes."""
+    classes, means = _classes(findings), []
+    steps = findings.run_data.array_steps("kernel")
+    if classes is None or len(steps) < 2:
+        return ""
+    same = (classes[:, None] == classes) & ~numpy.eye(len(classes), dtype=bool)
+    for step in (steps[0], steps[-1]):
+        kernel = normalized_kernel(findings, step)
+        if kernel is None or len(kernel) != len(classes) or not same.any():
+            return ""
+        means.append((float(kernel[same].mean()), float(kernel[classes[:, None] != classes].mean())))
+    (same_first, other_first), (same_last, other_last) = means
+    said = f"Mean within a class {same_first:.2f} → {same_last:.2f}, between {other_first:.2f} → {other_last:.2f}"
+    grew = same_last - other_last > 1.25 * (same_first - other_first) and same_last > other_last
+    return f"{said}{': the squares are learned' if grew else ''}."
+
+
 def _pictures(one: Findings, name: str, key: str, frames: int) -> list[Picture]:
     """Return square matrices of one name, in the precision in which they were recorded; kernels as sorted cosines."""
-    run_data, found = one.run_data, []
+    run_data, found, order = one.run_data, list[Picture](), None
     for step in evenly(run_data.array_steps(name), frames):
         matrix = run_data.array(name, step, key)
         if matrix is not None and matrix.dim() == 2 and matrix.shape[0] == matrix.shape[1]:
             values = matrix.double().numpy()
             facts: dict[str, float] = {}
             if key == "mean":
-                order = sample_order(one, len(values))
+                order = sample_order(one, len(values)) if order is None else order
                 facts = _facts(one, values)
                 values = cosines(values)[numpy.ix_(order, order)]
             kind = numpy.float64 if matrix.dtype == torch.float64 else numpy.float32
@@ -238,11 +264,15 @@ def _facts(one: Findings, kernel: numpy.ndarray) -> dict[str, float]:
 
 
 def sample_order(one: Findings, samples: int) -> numpy.ndarray:
-    """Return the order of samples by class, or by the first target."""
+    """Return the order of samples by class, by the first target, or without targets by likeness in the last kernel."""
     y, classes = one.run_data.targets, class_of(one, samples)
-    if y is None or len(y) != samples:
+    if y is not None and len(y) == samples:
+        return numpy.argsort(y.numpy()[:, 0] if classes is None else classes, kind="stable")
+    steps = one.run_data.array_steps("kernel")
+    kernel = normalized_kernel(one, steps[-1]) if y is None and steps else None
+    if kernel is None or len(kernel) != samples or not numpy.isfinite(kernel).all():
         return numpy.arange(samples)
-    return numpy.argsort(y.numpy()[:, 0] if classes is None else classes, kind="stable")
+    return numpy.argsort(numpy.linalg.eigh(kernel)[1][:, -1], kind="stable")
 
 
 def smaller(matrix: numpy.ndarray, side: int = SIDE) -> numpy.ndarray:
@@ -262,5 +292,3 @@ eigenvalues stand out and the targets lie in them.</p>"""
 
 _SPECIALIZATION = """<p>Row c, column c′: how well the kernel of output c fits the target of output c′, against the mean
 over kernels. Above one on the diagonal, each output has grown a kernel for its own task.</p>"""
-
-_FEATURES_SHOWN = "Squares on the diagonal are classes: features."

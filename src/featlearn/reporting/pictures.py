@@ -4,7 +4,7 @@ import base64
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -13,8 +13,12 @@ from featlearn.diagnosis.findings import Findings
 from featlearn.reporting.groups import RunGroup
 from featlearn.reporting.markup import Html, tag, text, written
 
-SHOWN, NEIGHBORS, PATTERNS = 3, 5, 4
-"""Samples that are shown, with so many neighbors each; and patterns."""
+SHOWN, NEIGHBORS, TEXT_NEIGHBORS, PATTERNS = 3, 5, 3, 4
+"""Samples that are shown, neighbors of each as images and as texts, and patterns."""
+COLUMNS, TOKENS = 5, 6
+"""Columns of a table, and tokens of an embedding, that are shown."""
+LONGEST = 18
+"""Characters from the end of a sequence that are shown."""
 LARGEST = 64
 """Largest number of samples, and of pixels along an axis, that are read from a run."""
 BLUE_TO_RED = ("2166ac", "67a9cf", "d1e5f0", "f7f7f7", "fddbc7", "ef8a62", "b2182b")
@@ -36,72 +40,116 @@ def recorded_pictures(findings: Findings) -> tuple[Arrays, Arrays]:
 # ---- nearest neighbors
 
 
-def neighbor_pictures(group: RunGroup, arrays: Arrays) -> Html:
+def neighbor_pictures(group: RunGroup, first: Arrays, last: Arrays) -> Html:
     """Return the samples whose neighbors changed most, with their neighbors by the first and by the last kernel."""
-    one = group.first
-    kernels = [normalized_kernel(one, step) for step in _ends(one.run_data.kernel_steps)]
-    shown = _samples(one, arrays, kernels)
-    if shown is None:
+    findings = group.first
+    ends = _ends(findings)
+    kernels = [kernel for step in ends if (kernel := normalized_kernel(findings, step)) is not None]
+    places = first.get("samples")
+    if len(kernels) != 2 or len(kernels[0]) != len(kernels[1]) or places is None or places.dtype.kind not in "iu":
         return Html("")
-    places, draw = shown
-    near = [_nearest(kernel[numpy.ix_(places, places)]) for kernel in kernels]  # type: ignore[index]
-    classes = class_of(one, len(kernels[0]))  # type: ignore[arg-type]
+    count = len(kernels[0])
+    if places.ndim != 1 or not NEIGHBORS < len(places) <= LARGEST or places.min() < 0 or places.max() >= count:
+        return Html("")
+    drawing = _drawing(findings, first, last, places)
+    if drawing is None:
+        return Html("")
+    draw, shown, meaning = drawing
+    near = [_nearest(kernel[numpy.ix_(places, places)]) for kernel in kernels]
+    classes = class_of(findings, count)
     own = None if classes is None else classes[places]
-    kept = numpy.array([len(set(a) & set(b)) for a, b in zip(*near, strict=True)], dtype=float)
+    unchanged = numpy.array([len(set(a) & set(b)) for a, b in zip(*near, strict=True)], dtype=float)
     same = [numpy.zeros(len(places)) if own is None else (own[n] == own[:, None]).mean(1) for n in near]
-    order = numpy.argsort(kept - 0.9 * (same[1] - same[0]), kind="stable")[:SHOWN]
+    order = numpy.argsort(unchanged - 0.9 * (same[1] - same[0]), kind="stable")[:SHOWN]
     rows = [
         tag(
             "div",
-            tag("div", draw(i, "sample"), class_="self"),
+            tag("div", draw(i, "sample", False), class_="self"),
             *(
                 tag(
                     "div",
-                    *(draw(j, "neighbor", own is not None and own[i] == own[j]) for j in neighbors[i]),
+                    *(draw(j, "neighbor", own is not None and own[i] == own[j]) for j in neighbors[i][:shown]),
                     class_="near",
                     aria_label=when,
                     role="group",
                 )
                 for when, neighbors in zip(("at the start", "at the end"), near, strict=True)
             ),
-            class_="neighbors",
+            class_="neighbors of-texts" if meaning else "neighbors",
         )
         for i in order
     ]
-    note = f"The {len(order)} samples whose neighbors changed most: at the start above, at the end below."
+    sides = "left: at the start, right: at the end" if meaning else "above: at the start, below: at the end"
+    note = f"{meaning}The {len(order)} samples whose neighbors changed most; {sides}."
     if own is not None:
         shares = [round(100 * float(part.mean())) for part in same]
-        note += f" The same class is framed; of all {len(places)}: {shares[0]}% at the start, {shares[1]}% at the end."
+        note += f" Framed: the same class, {shares[0]}% of all neighbors at the start, {shares[1]}% at the end."
+    else:
+        note += _target_differences(findings, places, near)
     return tag("section", tag("h3", "Nearest neighbors"), *rows, tag("p", text(note), class_="note"))
 
 
-def _ends(steps: Sequence[int]) -> Sequence[int]:
+def _ends(findings: Findings) -> Sequence[int]:
+    """Return the first and the last step of a kernel of trained weights; empty without two."""
+    data = findings.run_data
+    steps = [step for step in data.array_steps("kernel") if step >= data.unfrozen]
     return (steps[0], steps[-1]) if len(steps) > 1 else ()
 
 
-def _samples(one: Findings, arrays: Arrays, kernels: Sequence[numpy.ndarray | None]) -> Any:
-    """Return the places of the samples in the kernel, and how each is drawn; None if they do not fit together."""
-    places = arrays.get("samples")
-    if len(kernels) < 2 or any(kernel is None for kernel in kernels) or places is None or places.dtype.kind not in "iu":
-        return None
-    count = len(kernels[0])  # type: ignore[arg-type]
-    if places.ndim != 1 or not NEIGHBORS < len(places) <= LARGEST or places.min() < 0 or places.max() >= count:
-        return None
-    if len(kernels[1]) != count:  # type: ignore[arg-type]
-        return None
-    images = arrays.get("thumbnails")
+def _target_differences(findings: Findings, places: numpy.ndarray, near: Sequence[numpy.ndarray]) -> str:
+    """Return how far targets of neighbors are apart, at the start and at the end; empty without one number each."""
+    y = _single_targets(findings)
+    if y is None or places.max() >= len(y) or not (spread := float(numpy.abs(y[:, None] - y).mean())) > 0:
+        return ""
+    own = y[places]
+    shares = [round(100 * float(numpy.abs(own[n] - own[:, None]).mean()) / spread) for n in near]
+    return f" Targets of neighbors differ by {shares[0]}% → {shares[1]}% of what those of any two samples do."
+
+
+def _single_targets(findings: Findings) -> numpy.ndarray | None:
+    """Return targets (P,) of a network with one output; None without them."""
+    y = findings.run_data.targets
+    return None if y is None or y.shape[1] != 1 else y.double().numpy()[:, 0]
+
+
+Draw = Callable[[int, str, bool], Html]
+
+
+def _drawing(findings: Findings, first: Arrays, last: Arrays, places: numpy.ndarray) -> tuple[Draw, int, str] | None:
+    """Return how a sample is drawn, how many neighbors of it, and what texts hold; None if arrays do not fit."""
+    images = first.get("thumbnails")
     if images is not None and _is_image(images, len(places)):
         pictures = [png(image) for image in images]
-        return places, lambda i, what, same=False: _thumbnail(pictures[i], what, same)
-    table = arrays.get("tokens", arrays.get("rows"))
+        return lambda i, what, same: _thumbnail(pictures[i], what, same), NEIGHBORS, ""
+    table = first.get("tokens", first.get("rows"))
     if table is None or table.ndim != 2 or len(table) != len(places) or table.dtype.kind not in "iuf":
         return None
-    words = [_words(one, row) for row in table]
-    return places, lambda i, what, same=False: _code(words[i], same)
+    if table.dtype.kind == "f":
+        words, meaning = _rows(findings, table, places, last.get("columns"))
+    else:
+        words, meaning = [spelled(findings, row) for row in table], "The end of each sequence. "
+    return lambda i, what, same: _code(words[i], same), TEXT_NEIGHBORS, meaning
+
+
+def _rows(
+    findings: Findings, table: numpy.ndarray, places: numpy.ndarray, heaviest: numpy.ndarray | None
+) -> tuple[list[str], str]:
+    """Return target and heaviest columns of each row of a table, and which columns they are."""
+    columns = [] if heaviest is None else [int(c) for c in heaviest.reshape(-1).tolist() if 0 <= c < table.shape[1]]
+    columns = (columns or list(range(table.shape[1])))[:SHOWN]
+    y = _single_targets(findings)
+    known = y is not None and places.max() < len(y)
+    targets = [f"{y[place]:.2g}: " if known else "" for place in places]  # type: ignore[index]
+    words = [
+        target + " ".join(f"{row[column]:.2g}" for column in columns)
+        for target, row in zip(targets, table, strict=True)
+    ]
+    numbers = f"columns {', '.join(map(str, columns))}"
+    return words, f"Each row: {'its target, then ' if known else ''}{numbers}. "
 
 
 def _code(words: str, same: bool) -> Html:
-    return tag("code", text(words), class_="words same" if same else "words", title=words)
+    return tag("code", text(words[-LONGEST:]), class_="words same" if same else "words", title=words)
 
 
 def _is_image(images: numpy.ndarray, count: int) -> bool:
@@ -113,12 +161,6 @@ def _is_image(images: numpy.ndarray, count: int) -> bool:
 def _thumbnail(picture: str, what: str, same: bool) -> Html:
     name = f"{what}{', same class' if same else ''}"
     return tag("img", src=picture, alt=name, class_="same" if same else "other")
-
-
-def _words(one: Findings, row: numpy.ndarray) -> str:
-    if row.dtype.kind == "f":
-        return " ".join(f"{value:.2g}" for value in row)
-    return spelled(one, row)
 
 
 def spelled(one: Findings, tokens: Iterable[Any]) -> str:
@@ -178,11 +220,12 @@ def class_names(one: Findings) -> Sequence[Any]:
 
 def pattern_pictures(group: RunGroup, first: Arrays, last: Arrays) -> Html:
     """Return what the network is most sensitive to, at the start and at the end."""
-    parts = [part for when, arrays in (("start", first), ("end", last)) if (part := _patterns(group, when, arrays))]
+    parts = [part for when, arrays in (("start", first), ("end", last)) if (part := _patterns(when, arrays))]
+    parts = [part for part in (*parts, _nearest_tokens(group.first, first, last)) if part]
     return tag("section", tag("h3", "What it looks at"), *parts) if parts else Html("")
 
 
-def _patterns(group: RunGroup, when: str, arrays: Arrays) -> Html:
+def _patterns(when: str, arrays: Arrays) -> Html:
     shares, patterns = arrays.get("shares"), arrays.get("patterns")
     if patterns is not None and shares is not None and _is_pattern(patterns) and shares.shape == (len(patterns),):
         if not float(shares.sum()) > 0:
@@ -194,27 +237,45 @@ def _patterns(group: RunGroup, when: str, arrays: Arrays) -> Html:
         more = " (eigenvectors of the average gradient outer product)." if when == "end" else "."
         return tag("div", tag("div", *images, class_="patterns"), tag("p", text(said + more), class_="note"))
     columns, weights = arrays.get("columns"), arrays.get("column_shares")
-    if columns is not None and weights is not None and columns.ndim == 1 and columns.shape == weights.shape:
-        pairs = list(zip(columns.tolist(), weights.tolist(), strict=True))[:SHOWN]
-        listed = ", ".join(f"column {column}: {_percent(share)}" for column, share in pairs)
-        return tag("p", text(f"{when}: {listed} of its sensitivity."))
-    words, nearest = arrays.get("words"), arrays.get("nearest")
-    if words is None or nearest is None or nearest.ndim != 2 or words.shape != nearest.shape[:1]:
+    if columns is None or weights is None or columns.ndim != 1 or columns.shape != weights.shape:
         return Html("")
-    one = group.first
-    near = [
-        tag("li", tag("code", text(spelled(one, [w]))), " → ", tag("code", text(_listed(one, n))))
-        for w, n in zip(words[:6], nearest, strict=False)
+    pairs = list(zip(columns.tolist(), weights.tolist(), strict=True))[:COLUMNS]
+    widest = max((share for _, share in pairs), default=0.0)
+    if not widest > 0:
+        return Html("")
+    bars = [
+        tag("text", text(f"#{column}"), x="14%", y=18 * row + 12, text_anchor="end")
+        + tag("rect", x="17%", y=18 * row + 2, width=f"{60 * share / widest:.2f}%", height=12)
+        + tag("text", text(_percent(share)), x=f"{19 + 60 * share / widest:.2f}%", y=18 * row + 12)
+        for row, (column, share) in enumerate(pairs)
     ]
-    return tag(
-        "div",
-        tag("p", text(f"{when}: nearest tokens of the embedding"), class_="note"),
-        tag("ul", *near, class_="tokens"),
-    )
+    label = ", ".join(f"column {column}: {_percent(share)}" for column, share in pairs)
+    drawn = tag("svg", *bars, height=18 * len(pairs), class_="columns", role="img", aria_label=label)
+    return tag("div", tag("p", text(f"{when}: share of its sensitivity, by column"), class_="note"), drawn)
 
 
-def _listed(one: Findings, tokens: numpy.ndarray) -> str:
-    return " ".join(spelled(one, [token]) for token in tokens[:4])
+def _nearest_tokens(findings: Findings, first: Arrays, last: Arrays) -> Html:
+    """Return the tokens whose nearest ones in the embedding changed most, with those of the start and of the end."""
+    words, before, after = first.get("words"), first.get("nearest"), last.get("nearest")
+    if words is None or before is None or after is None or before.ndim != 2 or before.shape != after.shape:
+        return Html("")
+    if words.shape != before.shape[:1] or not numpy.array_equal(words, last.get("words", words[:0])):
+        return Html("")
+    changed = numpy.array([len(set(new) - set(old)) for old, new in zip(before, after, strict=True)])
+    rows = [
+        tag(
+            "tr", *(tag("td", tag("code", text(_listed(findings, part)))) for part in ([words[i]], before[i], after[i]))
+        )
+        for i in numpy.argsort(-changed, kind="stable")[:TOKENS]
+    ]
+    head = tag("tr", *(tag("th", text(name), scope="col") for name in ("token", "start", "end")))
+    note = "Nearest tokens in the embedding, of the frequent tokens whose neighbors changed most."
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="tokens")
+    return Html(table + tag("p", text(note), class_="note"))
+
+
+def _listed(findings: Findings, tokens: Iterable[Any]) -> str:
+    return " ".join(spelled(findings, [token]).replace(" ", "␣") for token in tokens)
 
 
 def _is_pattern(patterns: numpy.ndarray) -> bool:
