@@ -26,7 +26,7 @@ CACHES = {
     "featlearn.planning.memory": {"keep_released_memory"},  # done once in a process
     "featlearn.network.state": {"_kind_of"},  # facts about types
     "featlearn.network.write_guard": {"_written"},  # facts about ops
-    "featlearn.separation.proof": {"_schema"},  # facts about ops
+    "featlearn.separation": {"_schema"},  # facts about ops
     "featlearn.record.layout": {"checked_scalar_name"},  # of strings
     "featlearn.theory.early.words": {"cycle_weights"},  # of whole numbers
     "featlearn.cli.swept_function": {"_load"},  # a file of the user, run once in a worker process

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from featlearn.audit.side_effects import (
-    outputs_and_gradients,
-    refuse_foreign_weights,
-    refuse_random_outputs,
-    refuse_rewriting,
-)
+from featlearn.audit.audit import refuse_foreign_weights, refuse_rewriting
 from featlearn.distributed.agreement import same_arguments, same_outputs, same_tensors, smallest_budget
 from featlearn.distributed.group import Expectation, RankGroup
 from featlearn.distributed.sharded_model import ShardedWeights, idle_parts, sharded_weights, whole_weights
@@ -314,15 +309,14 @@ class AuditedModel:
                 reuse=reuse,
             )
             stack.callback(measurement.close)
-            measure = partial(outputs_and_gradients, parameters=parameters)
             ran = self._establish(measurement, model, results, isolation)
             self._state_default(batches)
             is_checked = ran and isolation.random.has_drawn()
             if is_checked:
-                refuse_random_outputs(batches, isolation.random, measure)
+                _refuse_random(measurement, isolation)
             yield measurement
             if not is_checked and isolation.random.has_drawn(at_end=True):
-                refuse_random_outputs(batches, isolation.random, measure)
+                _refuse_random(measurement, isolation)
 
     def _state_default(self, batches: Sequence[ModelWithInputs]) -> None:
         """Print what is measured without a readout, once for each Session."""
@@ -373,6 +367,14 @@ def needing_gradients(x: Inputs) -> Inputs:
 
     with torch.inference_mode(False), torch.enable_grad():
         return map_tensors(x, change)
+
+
+def _refuse_random(measurement: Measurement, isolation: Isolation) -> None:
+    """Raise if outputs or gradients change with the random numbers that the model draws."""
+    from featlearn.audit.refusals import outputs_and_gradients, refuse_random_outputs  # late: few models need it
+
+    measure = partial(outputs_and_gradients, parameters=measurement.parameters)
+    refuse_random_outputs(measurement.batches, isolation.random, measure)
 
 
 def _output_facts(

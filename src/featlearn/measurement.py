@@ -9,8 +9,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from featlearn.audit.audit import AUDITED, Audit, audited, check_readings, read_by, refuse_underflow, unchecked
-from featlearn.audit.gradient_check import correct_axes, expect_confirmed, refuse_closures, refuse_unequal_sums
+from featlearn.audit.audit import (
+    AUDITED,
+    Audit,
+    audited,
+    check_readings,
+    correct_axes,
+    expect_confirmed,
+    read_by,
+    refuse_underflow,
+    refuse_unequal_sums,
+    unchecked,
+)
 from featlearn.audit.independence import Part, expect_independent, piece_count, refuse_coupled, run_parts
 from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Gradients
@@ -24,8 +34,7 @@ from featlearn.network.inputs import ModelWithInputs
 from featlearn.network.isolation import CompilerNotLoadedError, load_compiler
 from featlearn.readouts import DefaultReadout
 from featlearn.request import Request
-from featlearn.separation.proof import SeparationProof
-from featlearn.separation.repeated_pass import ProvedPass
+from featlearn.separation import ProvedPass, SeparationProof
 
 
 def fixed_generator() -> torch.Generator:
@@ -187,6 +196,8 @@ class Measurement:
         except UnsupportedModelError:  # some code does not bear that its ops are noted
             chunk = Chunk(batch, indices, self.parameters)
         if proof.calls_higher_order:
+            from featlearn.audit.refusals import refuse_closures  # late: few models need it
+
             refuse_closures(chunk)
         if not self.request.use_proofs:
             chunk.proved = None

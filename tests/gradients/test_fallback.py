@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import featlearn as fl
-from featlearn.audit.gradient_check import refuse_unequal_sums
+from featlearn.audit.audit import refuse_unequal_sums
 from featlearn.audited_model import AuditedModel
 from featlearn.errors import CoupledSamplesError
 from featlearn.gradients.fallback import real_entries, sample_gradients

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn import measurement
-from featlearn.audit import gradient_check
+from featlearn.audit import audit
 from featlearn.audit.audit import AUDITED, Audit
 from featlearn.contraction import blocking, gram, windows
 from featlearn.contraction.gram import Route
@@ -172,7 +172,7 @@ def test_sample_axes_that_are_not_confirmed_are_corrected(
 
     monkeypatch.setattr(Audit, "axes_in", turned)
     if wrong == "no axis":
-        monkeypatch.setattr(gradient_check, "_confirmed", lambda *_: None)
+        monkeypatch.setattr(audit, "_confirmed_layout", lambda *_: None)
     assert_exact(case)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import CoupledSamplesError
-from featlearn.separation.proof import SeparationProof
+from featlearn.separation import SeparationProof
 from tests.ops import test_sample_flow as ops
 from tests.zoo.awkward import CASES, REFUSED
 from tests.zoo.case import Case, Net, default_dtype

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import CoupledSamplesError
-from featlearn.separation.proof import SeparationProof
-from featlearn.separation.repeated_pass import ProvedPass, RepeatedPass
+from featlearn.separation import ProvedPass, RepeatedPass, SeparationProof
 from tests.ops import test_sample_flow as ops
 from tests.references.jacobian import dense_ntk
 from tests.separation.test_proof import NETWORKS, UNPROVED, assert_separate, block

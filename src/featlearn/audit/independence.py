@@ -141,7 +141,7 @@ def refuse_coupled(chunk: Chunk, parts: list[Part]) -> None:
     expect_independent(deferred, chunk, parts)
     if deferred.hold():
         return
-    from featlearn.audit.coupling_cause import refusal  # loaded where something is refused
+    from featlearn.audit.refusals import refusal  # loaded where something is refused
 
     whole = chunk.outputs.detach()
     largest, precision = _largest(whole), chunk.precision

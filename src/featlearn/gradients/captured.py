@@ -32,8 +32,7 @@ from featlearn.graph.graph import (
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.ops import Outer, is_built_in
 from featlearn.ops.registry import Reading, read_use
-from featlearn.separation.proof import SeparationProof
-from featlearn.separation.repeated_pass import ProvedPass, RepeatedPass
+from featlearn.separation import ProvedPass, RepeatedPass, SeparationProof
 from featlearn.torch_internals import hooks_made, saved
 
 

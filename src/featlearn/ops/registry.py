@@ -11,7 +11,7 @@ registered by op (`Mul`), because they also hold for ops of a forward pass, whic
 
 The samples lie in the first axis of the outputs. Flow rules say where they lie in the operands of each op. Followed
 from the outputs down, they prove the sample axis of a node for this batch, without a backward pass. Below an op without
-a rule nothing is proved, and a backward pass decides (`featlearn.audit.gradient_check`).
+a rule nothing is proved, and a backward pass decides (`featlearn.audit.audit`).
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from featlearn.audit.side_effects import refuse_random_outputs
 from featlearn.audited_model import AuditedModel
 from featlearn.contraction.factors import Dense
 from featlearn.contraction.kernel_sum import Captured, KernelSum
@@ -100,7 +99,9 @@ def representation_kernels_of(
 
             kernels = measure(*batches)
             if isolation.random.has_drawn():
-                refuse_random_outputs(batches, isolation.random, lambda batch: [[k] for k in measure(batch).values()])
+                from featlearn.audit.refusals import refuse_random_outputs  # late: few models need it
+
+                refuse_random_outputs(batches, isolation.random, lambda batch: list(measure(batch).values()))
             return kernels
 
 

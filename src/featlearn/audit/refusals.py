@@ -1,17 +1,25 @@
-"""Why the outputs of a sample change with its batch: an error text for each cause."""
+"""Refuse what cannot be measured, with the likely cause and what to do; loaded only for models that need it.
 
-from collections.abc import Iterator, Mapping
+Every pass of a measurement starts from the same state of the random generators. A model that draws weights or masks in
+eval mode would be measured for one draw, silently, so it is run again from other states.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from featlearn.errors import CoupledSamplesError
+from featlearn.audit.audit import AUDITED, drawn_weights, weighted_gradient
+from featlearn.errors import CoupledSamplesError, UnsupportedModelError
 from featlearn.gradients.captured import Chunk
 from featlearn.graph.graph import numbers, parameter_gradients
 from featlearn.network.inputs import ModelWithInputs, call_model, map_tensors
-from featlearn.network.isolation import random_state_kept
+from featlearn.network.isolation import OPERANDS, RandomState, random_state_kept
 from featlearn.readouts import parts_of
 
 SMALL_CHANGE = 1e-2
@@ -163,3 +171,91 @@ def _recorded(model: nn.Module) -> Iterator[Calls]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+SEEDS = range(1, 9)
+"""Other states of the generators. A layer that is dropped now and then may stay in many of them."""
+
+
+def refuse_random_outputs(
+    batches: Sequence[ModelWithInputs],
+    random_state: RandomState,
+    measure: Callable[[ModelWithInputs], Sequence[Tensor]],
+) -> None:
+    """Raise if what is measured on a few samples changes with the random numbers that the model draws."""
+    for batch in batches:
+        few = min(AUDITED, batch.samples)
+        sample = replace(batch, x=batch.take(slice(0, few)), samples=few, waiting=True)
+        expected = measure(sample)
+        precision = 64 * max(torch.finfo(tensor.dtype).eps for tensor in expected)
+        for seed in SEEDS:
+            changed = _change(measure(replace(sample, rewind=partial(_reseed, batch, random_state, seed))), expected)
+            # The same random numbers may give other rounding on a GPU.
+            if changed > 0.0 and changed > precision + 10 * _change(measure(sample), expected):
+                by = "altogether" if changed == math.inf else f"by {changed:.1e} of their largest value"
+                raise UnsupportedModelError(
+                    f"the model draws random numbers in eval mode: other ones change its outputs or gradients {by}, "
+                    f"expected outputs that x and the weights determine. {random_advice(sample, slice(0, few))}. "
+                    "Switch dropout off in eval mode: F.dropout(..., training=self.training). To measure one draw, "
+                    "draw it once into a buffer, or call torch.manual_seed(0) at the beginning of forward"
+                )
+
+
+def outputs_and_gradients(batch: ModelWithInputs, parameters: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return outputs, and the gradients of a fixed sum of them: the outputs may be zero whatever is drawn."""
+    outputs = batch.outputs(slice(0, batch.samples))
+    if not outputs.requires_grad:
+        return [outputs]
+    generator = torch.Generator("cpu").manual_seed(0)
+    weights = torch.randn(outputs.shape, generator=generator, dtype=torch.float64, device="cpu").to(outputs)
+    gradients = parameter_gradients(outputs, parameters, weights).values()
+    flat = [gradient.detach().flatten().to(outputs.device) for gradient in gradients if gradient is not None]
+    return [outputs.detach(), torch.cat(flat)]
+
+
+def _reseed(batch: ModelWithInputs, random_state: RandomState, seed: int) -> None:
+    batch.rewind()
+    random_state.seed(seed)
+
+
+def _change(measured: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest change of any entry, relative to the largest entry of its tensor."""
+    if [a.shape for a in measured] != [b.shape for b in expected]:
+        return math.inf
+    pairs = [(a, b) for a, b in zip(measured, expected, strict=True) if a.numel()]
+    return max((float((a - b).abs().max()) / (float(b.abs().max()) or 1.0) for a, b in pairs), default=0.0)
+
+
+def refuse_closures(chunk: Chunk) -> None:
+    """Raise if weights get another gradient than in training from `torch.cond`, `scan` or other functions of functions.
+
+    In training the compiler turns the weights that such a function reaches through its closure into operands. A
+    measurement runs it eagerly, where only its operands get gradients.
+    """
+    if chunk.batch.guard is not None:  # the compiler does not run where ops are watched
+        chunk.batch.guard.on = False
+    with torch.compiler.set_stance("default"):
+        expected = _gradients(Chunk(chunk.batch, chunk.indices, chunk.parameters))
+    try:
+        gradients = _gradients(chunk)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{error}; {OPERANDS}") from error
+    errors = numbers([(gradients[name] - g).abs().max() for name, g in expected.items()])
+    sizes = numbers([g.abs().max() for g in expected.values()])
+    slack = chunk.precision**0.5
+    if wrong := [name for name, e, size in zip(expected, errors, sizes, strict=True) if e > slack * size]:
+        raise UnsupportedModelError(
+            f"{', '.join(wrong[:5])} get another gradient than in training, where torch compiles functions that use "
+            f"them; {OPERANDS}"
+        )
+
+
+def _gradients(chunk: Chunk) -> dict[str, Tensor]:
+    """Gradients of the same random combination of outputs in every call, zeros where there are none."""
+    named = {name: p for name, p in chunk.parameters.items() if p.numel()}
+    zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in named.items()}
+    if chunk.graph is None:
+        return zeros
+    drawn = drawn_weights(chunk, torch.Generator("cpu").manual_seed(0))
+    found = weighted_gradient(chunk, named, *drawn).gradients
+    return {name: zeros[name] if g is None else g.detach() for name, g in found.items()}
