@@ -147,7 +147,7 @@ def test_numbers_go_to_the_loggers_of_the_trainer(package: ModuleType, tmp_path:
         warnings.simplefilter("ignore")
         trainer.fit(module(package), DataLoader(data, 8))
     (table,) = (tmp_path / "logs").rglob("metrics.csv")
-    assert "ntk/alignment" in table.read_text().splitlines()[0]
+    assert "ntk/centered_alignment" in table.read_text().splitlines()[0]
 
 
 def test_without_lightning_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,7 @@
 """Numbers go where they are sent, and a broken sink stops nothing."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +14,7 @@ from torch import nn
 
 from featlearn.errors import FeatlearnError
 from featlearn.monitoring.entry import watch
+from featlearn.monitoring.sinks import HEADLINES
 
 
 class Kept:
@@ -37,9 +40,36 @@ def watched(path: Path, sinks: Any, **options: Any) -> Any:
 
 def test_a_sink_gets_what_is_recorded(tmp_path: Path):
     kept = Kept()
-    run = watched(tmp_path / "run", [kept]).run
+    run = watched(tmp_path / "run", [kept], send="all").run
+    overheads = [metrics.pop("measuring/overhead") for _, metrics in kept.lines]  # type: ignore[attr-defined]
+    assert overheads[0] == 0 < overheads[1]
     assert repr([(line["step"], line["values"]) for line in run.lines]) == repr(kept.lines)  # nan is not nan
     assert kept.closed
+
+
+def test_by_default_a_sink_gets_about_ten_numbers(tmp_path: Path):
+    """A network of many layers, and numbers of the user."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(4, 4), nn.Tanh())))
+    probe, sent, chosen = (torch.randn(9, 4), torch.arange(9) % 4), Kept(), Kept()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options: dict[str, Any] = {"every": 1, "budget": None, "optimizer": optimizer, "test": probe}
+    for sink, send in ((sent, "headlines"), (chosen, ["gap/*", "weights/norm"])):
+        out = tmp_path / f"run {len(send)}"
+        with watch(model, probe=probe, out=out, sinks=[sink], send=send, **options) as seen:
+            for _ in range(3):
+                nn.functional.cross_entropy(model(probe[0]), probe[1]).backward()
+                optimizer.step()
+                seen.step(loss=0.5, reward=2.0)
+    assert set(sent.lines[-2][1]) == {*HEADLINES, "reward"}
+    assert len(seen.run.names) > 80
+    assert {name.partition("/")[0] for name in chosen.lines[-2][1]} == {"gap", "weights", "reward"}
+
+
+@pytest.mark.parametrize("send", ["some", ["loss", 3], 7])
+def test_what_is_sent_is_checked(send: Any, tmp_path: Path):
+    with pytest.raises(FeatlearnError, match="expected 'headlines', 'all', or a list of names"):
+        watched(tmp_path / "run", [Kept()], send=send)
 
 
 def test_a_broken_sink_is_left_alone(tmp_path: Path):
@@ -63,6 +93,8 @@ class Run:
     def __init__(self) -> None:
         self.metrics: dict[str, str | None] = {}
         self.logged: list[dict[str, float]] = []
+        self.artifacts: list[tuple[str, str]] = []
+        self.alerts: list[str] = []
         self.finished = False
 
     def define_metric(self, name: str, step_metric: str | None = None, hidden: bool | None = None) -> None:
@@ -70,6 +102,12 @@ class Run:
 
     def log(self, data: dict[str, float]) -> None:  # no step=: it belongs to the user
         self.logged.append(data)
+
+    def log_artifact(self, path: str, name: str, type: str) -> None:
+        self.artifacts.append((path, type))
+
+    def alert(self, title: str, text: str) -> None:
+        self.alerts.append(title)
 
     def finish(self) -> None:
         self.finished = True
@@ -81,7 +119,9 @@ def test_a_run_of_wandb_that_is_under_way_keeps_its_counter(tmp_path: Path, monk
     watched(tmp_path / "run", "wandb")
     assert [line["watch/step"] for line in run.logged] == [0, 1, 2, 3]
     assert all(line.keys() <= run.metrics.keys() for line in run.logged)
-    assert run.metrics["ntk/alignment"] == "watch/step"
+    assert run.metrics["ntk/centered_alignment"] == "watch/step"
+    assert run.artifacts == [(str(tmp_path / "run" / "report.html"), "report")]
+    assert "<html" in (tmp_path / "run" / "report.html").read_text()
     assert "watch/loss" in run.metrics
     assert "loss" not in run.metrics, "it may be the user's"
     assert not run.finished, "the user does that"
@@ -102,12 +142,12 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path):
     run = watched(tmp_path / "run", "tensorboard").run
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    found = [(event.step, event.value) for event in events.Scalars("ntk/alignment")]
-    steps, values = run.scalar("ntk/alignment")
+    found = [(event.step, event.value) for event in events.Scalars("ntk/centered_alignment")]
+    steps, values = run.scalar("ntk/centered_alignment")
     assert found == [(step, pytest.approx(value, rel=1e-6)) for step, value in zip(steps, values, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_what_is_not_installed_is_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, {"tensorboard": "torch.utils.tensorboard"}.get(name, name), None)
     with pytest.raises(FeatlearnError, match=rf"pip install 'featlearn\[{name}\]'"):
@@ -123,10 +163,34 @@ def test_wandb_keeps_what_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with wandb.init(project="tests", mode="offline", dir=tmp_path) as run:
         run.log({"own": 1.0})
         seen = watched(tmp_path / "run", "wandb").run
-        steps, values = seen.scalar("ntk/alignment")
+        steps, values = seen.scalar("ntk/centered_alignment")
         assert run.summary["watch/step"] == steps[-1]
-        assert run.summary["ntk/alignment"] == pytest.approx(values[-1])
+        assert run.summary["ntk/centered_alignment"] == pytest.approx(values[-1])
         assert run.summary["watch/loss"] == 0.5
         assert "loss" not in run.summary.keys()  # noqa: SIM118 (its own mapping)
         assert run.step == 1 + len(seen.lines), "one for each line, after the user's own"
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+@pytest.mark.slow
+def test_trackio_keeps_what_is_logged(tmp_path: Path):
+    """A real run of trackio on disk, in a process of its own: it reads its folder when it is imported."""
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    program = f"""if True:
+        import sys
+        sys.path[:0] = {sys.path!r}
+        import trackio
+        from pathlib import Path
+        from tests.monitoring.test_sinks import watched
+        run = watched(Path({str(tmp_path / "run")!r}), "trackio").run
+        from trackio.sqlite_storage import SQLiteStorage
+        logs = SQLiteStorage.get_logs("featlearn", "run")
+        assert [line["watch/step"] for line in logs] == [0, 1, 2, 3], logs
+        steps, values = run.scalar("ntk/norm")
+        assert abs(logs[-1]["ntk/norm"] - values[-1]) < 1e-9 * values[-1]
+        assert "watch/loss" in logs[1]
+    """
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path / "trackio"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "report.html").exists()

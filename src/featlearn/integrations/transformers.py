@@ -11,6 +11,9 @@ from featlearn.monitoring.probe_data import trains
 
 __all__ = ["callback"]
 
+_CONSOLE = {"PrinterCallback", "ProgressCallback", "NotebookProgressCallback"}
+"""Callbacks that print what is logged, which would take more than a line."""
+
 
 def callback(probe: Any, out: str | os.PathLike[str], **options: Any) -> Any:
     """Return a callback that watches the training of a `transformers.Trainer`.
@@ -79,16 +82,19 @@ def callback(probe: Any, out: str | os.PathLike[str], **options: Any) -> Any:
                 self.finished = finished_watch
 
         def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-            """Send numbers of the current step to the reporters, except numbers that came from the Trainer."""
+            """Send numbers of the current step to the reporters, except those of the Trainer; nothing is printed."""
             measured = {key: value for key, value in metrics.items() if "/" in key}
             if self.trainer is not None and measured and step == self.trainer.state.global_step:
                 control = self.trainer.control
                 # trainer.log resets should_log, and the Trainer would skip its pending log.
                 due, self._emitting = control.should_log, True
+                handler = self.trainer.callback_handler
+                callbacks = handler.callbacks
+                handler.callbacks = [one for one in callbacks if type(one).__name__ not in _CONSOLE]
                 try:
                     self.trainer.log(measured)
                 finally:
-                    control.should_log, self._emitting = due, False
+                    control.should_log, self._emitting, handler.callbacks = due, False, callbacks
 
     return TransformersWatchCallback()
 

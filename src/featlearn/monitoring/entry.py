@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.losses import Loss
 from featlearn.monitoring.description import every_entry
 from featlearn.monitoring.probe_data import Probe, WatchedNetwork, probe_data, trains
-from featlearn.monitoring.recording import WatchOptions
+from featlearn.monitoring.recording import Alerts, WatchOptions
 from featlearn.monitoring.schedule import Every, Quantities, Schedule, scheduled_quantities
 from featlearn.monitoring.watch import Watch
 from featlearn.network.checks import unwrapped
@@ -36,6 +36,8 @@ def watch(
     readout: Readout | None = None,
     loss: Loss | None = None,
     sinks: Any = (),
+    send: str | Sequence[str] = "headlines",
+    alerts: Alerts = False,
     resume: bool = False,
     name: str | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -80,8 +82,13 @@ def watch(
             (P, C, H, W). The default is printed, and its name is `run.config["readout"]`.
         loss: Training loss, for comparisons with theory: a name of `fl.losses`, a module, or a function of
             (outputs, y).
-        sinks: further destinations of the numbers: `"tensorboard"`, `"wandb"`, or any object with
+        sinks: Further destinations of the numbers: `"tensorboard"`, `"wandb"`, `"trackio"`, or any object with
             `log_metrics(mapping, step)`.
+        send: Numbers that sinks get: `"headlines"`, about ten and your own; `"all"`; or a list of names, in which `*`
+            stands for anything: `["loss", "gap/*"]`. The run on disk has all.
+        alerts: True to print a line when training is lazy, a layer is dead or frozen, the learning rate is unstable,
+            training has stalled, or kernels cannot be afforded. Each comes once, with a number and an action, also in
+            `run.events` and in the sinks. A function gets the alert as a mapping in place of the line.
         resume: continue the run in `out`, if there is one.
         name: name of the run; by default that of its directory.
         settings: any JSON-serializable mapping, without NaN or infinity: width, output scale, seed ... It is stored as
@@ -110,11 +117,13 @@ def watch(
     }
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise InputTypeError(f"optimizer is {type(optimizer).__name__}, expected a torch.optim.Optimizer or None")
-    if live or not isinstance(sinks, list | tuple) or sinks:
-        from featlearn.monitoring.sinks import checked_sinks, listed  # late: few runs need it
+    if not isinstance(alerts, bool) and not callable(alerts):
+        raise InputTypeError(f"alerts={alerts!r}, expected True, False, or a function of an alert")
+    patterns: Sequence[str] = ()
+    if live or sinks or not isinstance(sinks, list | tuple):
+        from featlearn.monitoring.sinks import checked_send, listed  # late: few runs need it
 
-        sinks = [*(["live"] if live else []), *listed(sinks)]
-        checked_sinks(sinks)
+        sinks, patterns = [*listed(["live"] if live else []), *listed(sinks)], checked_send(send)
     network = unwrapped(model)
     if optimizer is not None and not trains(optimizer, network):
         names = [parameter for parameter, _ in network.named_parameters()]
@@ -140,6 +149,8 @@ def watch(
             quantities=chosen,
             entries=entries,
             sinks=sinks,
+            send=patterns,
+            alerts=alerts,
             resume=resume,
             overwrite=overwrite,
         )

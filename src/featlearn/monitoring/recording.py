@@ -2,13 +2,13 @@
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from featlearn.errors import NotFiniteError
+from featlearn.errors import MemoryBudgetError, NotFiniteError
 from featlearn.monitoring.description import description, stored_state
 from featlearn.monitoring.numbers import UserNumbers, floats
 from featlearn.monitoring.observer import Observation, Observer
@@ -18,6 +18,12 @@ from featlearn.monitoring.schedule import Schedule, ScheduledQuantity
 from featlearn.monitoring.work import Budget, Stopwatch, TrainingPasses, percent
 from featlearn.record import Run, open_run
 from featlearn.record.layout import USER
+
+if TYPE_CHECKING:
+    from featlearn.monitoring.alerts import Alert, AlertRules
+
+Alerts = bool | Callable[[Mapping[str, Any]], Any]
+"""True to print alerts, or a function of an alert."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +37,10 @@ class WatchOptions:
     quantities: Sequence[ScheduledQuantity]
     entries: Mapping[str, Any]
     """What run.json says of the other arguments."""
-    sinks: Any = ()
+    sinks: Sequence[Any] = ()
+    send: Sequence[str] = ()
+    """Patterns of the names of numbers that sinks get."""
+    alerts: Alerts = False
     resume: bool = False
     overwrite: bool = False
 
@@ -52,6 +61,7 @@ class Recording:
         self._recorded = -1
         self._cost_known_from = 0
         self._skipped = 0
+        self._rules: AlertRules | None = None
         self._diverged = False
         with self._stopwatch.measuring():
             if options.resume and (options.path / "run.json").exists() and open_run(options.path).lines:
@@ -79,15 +89,35 @@ class Recording:
         state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or options.path.name}
         with self._replaced():
-            self._log = RunLog(options.path, config, resume=options.resume, sinks_=options.sinks)
+            self._log = self._open_log(config)
         if options.resume:
             self._log.describe(**config)  # a run that was killed before its first line may have other entries
         self._log.event("started", 0)
         self._log_failures(observation, 0)
         arrays = {**observation.record.arrays, **({"initial": state} if state else {})}
-        self._log.measurement(0, {**self._rate(), **observation.record.scalars}, arrays, 0.0)
+        self._log.measurement(0, {**self._rate(), **observation.record.scalars}, arrays, 0.0, 0.0)
         self._measured.add(0)
         self._say_reduced()
+        self._raise_alerts(lambda rules: rules.after(0, observation.record))
+
+    def _open_log(self, config: Mapping[str, Any]) -> RunLog:
+        options = self._options
+        return RunLog(options.path, config, resume=options.resume, sinks=options.sinks, send=options.send)
+
+    def _raise_alerts(self, judge: "Callable[[AlertRules], Sequence[Alert]]") -> None:
+        """Record what the rules find, if the user wants alerts."""
+        alerts = self._options.alerts
+        if not alerts:
+            return
+        if self._rules is None:
+            from featlearn.monitoring.alerts import AlertRules  # late: few runs need it
+
+            self._rules = AlertRules(self._observer.watched)
+        try:
+            for alert in judge(self._rules):
+                self._log.alert(alert, alerts if callable(alerts) else None)
+        except Exception as error:  # no rule may stop the training
+            self._log.warn_once("alerts", f"alerts could not be judged: {type(error).__name__}: {error}")
 
     def _replaced(self) -> AbstractContextManager[None]:
         if not self._options.overwrite:
@@ -110,8 +140,8 @@ class Recording:
             trained_before,
         )
 
-        options, observer, run = self._options, self._observer, open_run(self._options.path)
-        self._log = RunLog(options.path, {}, resume=True, sinks_=options.sinks)
+        observer, run = self._observer, open_run(self._options.path)
+        self._log = self._open_log({})
         self.begun_at = max(self._log.last_step, 0)
         self._measured, cost = measured_steps(run), cost_before(run)
         self._cost_known_from = self.begun_at if cost is None else 0
@@ -182,6 +212,8 @@ class Recording:
         """Return the quantities that are measured at this step."""
         due = [quantity for quantity in due if quantity in self._quantities]
         training = self._budget.training(self._passes, step - self.begun_at, step)
+        if training and (steps := self._budget.steps_for_rare(due, training / step)):
+            self._raise_alerts(lambda rules: rules.unaffordable(step, steps))
         return self._budget.chosen(step, due, training)
 
     def skip(self, step: int) -> None:
@@ -214,9 +246,11 @@ class Recording:
         log.recovered({"measurement", *(quantity.name for quantity in quantities)} - failed)
         self._check(step, numbers)
         record = observation.record
-        log.measurement(step, {**numbers, **record.scalars}, record.arrays, self._stopwatch.trained)
+        overhead = self._stopwatch.cost.overhead
+        log.measurement(step, {**numbers, **record.scalars}, record.arrays, self._stopwatch.trained, overhead)
         self._measured.add(step)
         self._recorded = step
+        self._raise_alerts(lambda rules: rules.after(step, record))
 
     def _log_failures(self, observation: Observation, step: int) -> None:
         for quantity, error in observation.failures:
@@ -230,6 +264,8 @@ class Recording:
         words = nothing if what == "measurement" else f"{what} could not be measured"
         message = f"{type(error).__name__}: {error}"[:2000]
         self._log.failure(kind, what, step, f"{words}: {error}", message=message)
+        if isinstance(error, MemoryBudgetError):
+            self._raise_alerts(lambda rules: rules.failed(step, what, error))
 
     def _line(self) -> dict[str, float]:
         """Return means since the last line, and the current learning rate."""

@@ -150,6 +150,8 @@ def moved(view: StepMeasurement, context: RecordContext) -> Record:
     for layer, change in changes.items():
         scalars[f"features/{context.names[layer]}/moved"] = float(change)
         scalars[f"features/{context.names[layer]}/cka"] = change.cka
+    for layer in view.constant_inputs:
+        scalars[f"features/{context.names[layer]}/constant"] = 1.0
     if view.statistics_change is not None:
         by_statistics, by_weights = view.statistics_change
         scalars |= {

@@ -4,7 +4,7 @@ import os
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from featlearn.record import RunWriter
 from featlearn.record.layout import shown_name
 
 if TYPE_CHECKING:
+    from featlearn.monitoring.alerts import Alert
     from featlearn.monitoring.sinks import Sink
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -21,14 +22,17 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 class RunLog:
     """Writes to the run on disk and to the sinks."""
 
-    def __init__(self, path: str | os.PathLike[str], config: Mapping[str, Any], *, resume: bool, sinks_: Any) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], *, resume: bool, sinks: Sequence[Any], send: Sequence[str]
+    ) -> None:
+        self.path = path
         self._writer = RunWriter(path, config, resume=resume)
         self._sinks: list[Sink] = []
-        if sinks_:
-            from featlearn.monitoring.sinks import sinks  # late: few runs need it
+        self._send = send
+        if sinks:
+            from featlearn.monitoring.sinks import open_sink  # late: few runs need it
 
-            self._sinks = sinks(sinks_, self.path)
+            self._sinks = [open_sink(sink, path) for sink in sinks]
         self._warned: set[str] = set()
         self._failing: dict[tuple[str, str], int] = {}  # kind and what -> the latest step
         self._repeated: Counter[tuple[str, str]] = Counter()
@@ -46,18 +50,23 @@ class RunLog:
         return self._writer.last_step
 
     def measurement(
-        self, step: int, scalars: Mapping[str, float], arrays: Mapping[str, Mapping[str, Any]], seconds: float
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        arrays: Mapping[str, Mapping[str, Any]],
+        seconds: float,
+        overhead: float,
     ) -> None:
-        """Write arrays, then the line: a line implies that its arrays exist."""
+        """Write arrays, then the line: a line implies that its arrays exist. Sinks also get the overhead so far."""
         self.arrays(step, arrays)
-        self.scalars(step, scalars, seconds)
+        self.scalars(step, scalars, seconds, overhead)
 
     def arrays(self, step: int, arrays: Mapping[str, Mapping[str, Any]]) -> None:
         """Write one file per array."""
         for name, content in arrays.items():
             self._try(step, self._writer.array, name, step, **content)
 
-    def scalars(self, step: int, values: Mapping[str, float], seconds: float) -> None:
+    def scalars(self, step: int, values: Mapping[str, float], seconds: float, overhead: float | None = None) -> None:
         """Write one line to disk and to every sink, without the values already written at this step."""
         if self._latest[0] != step:
             self._latest = (step, set())
@@ -72,9 +81,39 @@ class RunLog:
         else:
             self.missing.add(step)
         self._latest[1].update(values)
+        if self._sinks:
+            from featlearn.monitoring.sinks import is_sent
+
+            numbers = {**values, **({} if overhead is None else {"measuring/overhead": overhead})}
+            sent = {shown_name(name, values): number for name, number in numbers.items() if is_sent(name, self._send)}
+            if sent:
+                self._pass_on(step, lambda sink: sink.log_metrics(sent, step))
+
+    def alert(self, alert: "Alert", tell: Callable[[Mapping[str, Any]], Any] | None) -> None:
+        """Record an alert, pass it to the user's function or print it, and send it to the sinks."""
+        self.event(alert.kind, alert.step, number=alert.number, text=alert.text, action=alert.action)
+        try:
+            if tell is None:
+                print(alert, file=sys.stderr)
+            else:
+                tell(alert._asdict())
+        except Exception as error:
+            self.event("failed", alert.step, what="alerts", message=f"{type(error).__name__}: {error}")
+            self.warn_once("alerts", f"the function for alerts failed: {error}")
+
+        def send(sink: Any) -> None:
+            if hasattr(sink, "log_alert"):
+                sink.log_alert(alert._asdict())
+            else:
+                sink.log_metrics({f"alert/{alert.kind}": alert.number}, alert.step)
+
+        self._pass_on(alert.step, send)
+
+    def _pass_on(self, step: int, send: Callable[["Sink"], None]) -> None:
+        """Send something to every sink. One that raises gets nothing more."""
         for sink in list(self._sinks):
             try:
-                sink.log_metrics({shown_name(name, values): value for name, value in values.items()}, step)
+                send(sink)
             except Exception as error:
                 self._sinks.remove(sink)
                 self.event("failed", step, what=type(sink).__name__, message=f"{type(error).__name__}: {error}")

@@ -221,6 +221,13 @@ class StepMeasurement:
         """Layer -> change of what enters it since the start of the run; `LAST` -> of what enters the last layer."""
         return feature_changes(self._representations, self._first_representations)
 
+    @property
+    def constant_inputs(self) -> list[str]:
+        """Layers whose input is the same for all samples now, and was not at the start of the run."""
+        now, first = self._representations, self._first_representations
+        names = [name for name in first if name in now and name != LAST]
+        return [name for name in names if _is_constant(now[name]) and not _is_constant(first[name])]
+
     @cached_property
     def statistics_change(self) -> tuple[FeatureChange, FeatureChange] | None:
         """Changes of what enters the last layer, by buffers alone and by weights alone; None if no buffer changed.
@@ -517,6 +524,10 @@ class StepMeasurement:
     def _mean(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor:
         """(P, P2), the mean over outputs."""
         return self._kernels(measurement, "network", rates)[""].mean(0).cpu()
+
+
+def _is_constant(features: Tensor) -> bool:
+    return bool((features == features[:1]).all())
 
 
 def sizes_of(watched: WatchedNetwork, classes: int) -> Sizes:

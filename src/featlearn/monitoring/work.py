@@ -224,6 +224,11 @@ class Budget:
         self.measured += self._work(chosen)
         return chosen
 
+    def steps_for_rare(self, due: Sequence[ScheduledQuantity], step_work: float) -> float:
+        """Return the number of training steps that pay for one measurement of the costly quantities; 0 without any."""
+        rare = [quantity for quantity in due if quantity.name not in FREQUENT]
+        return self._work(rare) / (self.rare.part * step_work) if self.share and rare else 0.0
+
     def _work(self, quantities: Sequence[ScheduledQuantity]) -> float:
         # The work of a user's function is not known: it may read a kernel.
         return sum(self.work.get(quantity.name, self.work["kernel"]) for quantity in quantities)
