@@ -25,7 +25,7 @@ CACHES = {
     "featlearn.contraction.hardware": {"cache_bytes"},  # facts about the machine
     "featlearn.planning.memory": {"keep_released_memory"},  # done once in a process
     "featlearn.network.state": {"_kind_of"},  # facts about types
-    "featlearn.network.write_guard": {"_written"},  # facts about ops
+    "featlearn.network.large_weights": {"_written"},  # facts about ops
     "featlearn.separation": {"_schema"},  # facts about ops
     "featlearn.record.layout": {"checked_scalar_name"},  # of strings
     "featlearn.theory.early.words": {"cycle_weights"},  # of whole numbers

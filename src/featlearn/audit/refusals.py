@@ -232,8 +232,7 @@ def refuse_closures(chunk: Chunk) -> None:
     In training the compiler turns the weights that such a function reaches through its closure into operands. A
     measurement runs it eagerly, where only its operands get gradients.
     """
-    if chunk.batch.guard is not None:  # the compiler does not run where ops are watched
-        chunk.batch.guard.on = False
+    chunk.batch.guard = None  # the compiler does not run where ops are watched
     with torch.compiler.set_stance("default"):
         expected = _gradients(Chunk(chunk.batch, chunk.indices, chunk.parameters))
     try:

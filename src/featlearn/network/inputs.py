@@ -18,7 +18,7 @@ from featlearn.readouts import DefaultReadout, LogProbability, TargetedInputs
 from featlearn.shapes import describe
 
 if TYPE_CHECKING:
-    from featlearn.network.write_guard import WriteGuard
+    from featlearn.network.large_weights import LargeWeights
 
 Inputs = Any
 """A tensor, a tuple (`model(*x)`) or a mapping (`model(**x)`), batch first."""
@@ -200,8 +200,8 @@ class ModelWithInputs:
     """Whether outputs are looked at, which has to be waited for on a GPU; otherwise they may not be finite."""
     held: Sequence[Tensor] = ()
     """The tensors that the model held when the measurement began."""
-    guard: "WriteGuard | None" = None
-    """Refuses writes to weights that are too large to copy."""
+    guard: "LargeWeights | None" = None
+    """Weights that are too large to copy: writes to them are refused."""
 
     def __post_init__(self) -> None:
         self.kind = input_kind(self.x)
@@ -253,9 +253,9 @@ class ModelWithInputs:
         try:
             return self._explained(x, noting, code)
         except UnsupportedModelError:  # some code fails where its ops are watched
-            if self.guard is None or self.guard.has_refused or not self.guard.on or noting is not _unnoted:
+            if self.guard is None or self.guard.has_refused or noting is not _unnoted:
                 raise
-            self.guard.on = False
+            self.guard = None
         return self._run(indices, noting, code)
 
     def _explained(self, x: Inputs, noting: PassContext, code: Callable[[Inputs], Any]) -> Any:

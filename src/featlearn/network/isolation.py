@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.abc import MetaPathFinder
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -100,15 +101,16 @@ class RandomState:
     """States of random generators when a measurement began."""
 
     def __init__(self, generators: Iterable[Any]) -> None:
-        self._generators = [(generator, _generator_state(generator)) for generator in generators]
+        wrapped = map(_Generator.of, generators)
+        self._generators = [(generator.state(), generator) for generator in wrapped]
         self._drew = False
 
     def restore(self) -> None:
         """Put back the state of every generator that was drawn from."""
-        for generator, state in self._generators:
-            if not _is_same_state(_generator_state(generator), state):
+        for state, generator in self._generators:
+            if not _is_same_state(generator.state(), state):
                 self._drew = True
-                _set_generator_state(generator, state)
+                generator.set_state(state)
 
     def has_drawn(self, *, at_end: bool = False) -> bool:
         """Return whether any random number has been drawn since the measurement began.
@@ -122,31 +124,29 @@ class RandomState:
 
     def seed(self, seed: int) -> None:
         """Start all generators from another state."""
-        for generator, _ in self._generators:
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(seed)
-            elif isinstance(generator, numpy.random.Generator):
-                generator.bit_generator.state = type(generator.bit_generator)(seed).state
-            else:
-                generator.seed(seed)
+        for _, generator in self._generators:
+            generator.seed(seed)
 
 
-def _generator_state(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, numpy.random.Generator):
-        return generator.bit_generator.state
-    # Of numpy a dictionary, which can be compared entry by entry.
-    return generator.getstate() if hasattr(generator, "getstate") else generator.get_state(legacy=False)
+class _Generator(NamedTuple):
+    """The functions of a random generator, of torch, numpy or Python."""
 
+    state: Callable[[], Any]
+    set_state: Callable[[Any], object]
+    seed: Callable[[int], Any]
 
-def _set_generator_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, numpy.random.Generator):
-        generator.bit_generator.state = state
-    elif hasattr(generator, "setstate"):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
+    @classmethod
+    def of(cls, generator: Any) -> "_Generator":
+        if isinstance(generator, torch.Generator):
+            return cls(generator.get_state, generator.set_state, generator.manual_seed)
+        if isinstance(generator, numpy.random.Generator):
+            bits: Any = generator.bit_generator
+            write = partial(setattr, bits, "state")
+            return cls(lambda: bits.state, write, lambda seed: write(type(bits)(seed).state))
+        if hasattr(generator, "getstate"):
+            return cls(generator.getstate, generator.setstate, generator.seed)
+        # A dictionary, which can be compared entry by entry.
+        return cls(partial(generator.get_state, legacy=False), generator.set_state, generator.seed)
 
 
 def _is_same_state(a: Any, b: Any) -> bool:

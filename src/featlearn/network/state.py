@@ -14,11 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from featlearn.errors import UnsupportedModelError
-from featlearn.network.tensor_copies import LARGE_TOGETHER, LargeWeights, copies_of, large_weights
-from featlearn.torch_internals import HOOKS, PARAMETERS, RESERVED, buffer_table, child_table, parameter_table, version
+from featlearn.network.fingerprint import INTEGERS
+from featlearn.torch_internals import (
+    HOOKS,
+    PARAMETERS,
+    RESERVED,
+    buffer_table,
+    child_table,
+    copy_each,
+    flattened,
+    parameter_table,
+    version,
+)
 
 if TYPE_CHECKING:
-    from featlearn.network.write_guard import WriteGuard
+    from featlearn.network.large_weights import LargeWeights
 
 
 class Inventory:
@@ -72,6 +82,125 @@ def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in tensors}.values())
 
 
+LARGE, LARGE_TOGETHER = 2**24, 2**28
+"""Bytes of a large weight, and of all large ones together above which they are not copied."""
+_GROUP_BYTES = 2**26
+
+
+class TensorCopies:
+    """Tensors in memory of one type and device, with one copy of their bits."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        self._places = [tensor.data for tensor in tensors]
+        self._addresses = [_address(place) for place in self._places]
+        self._entries = [place if place.is_contiguous() else _unrepeated(place) for place in self._places]
+        self._copy = self._content().clone() if len(tensors) == 1 else self._content()
+        self.copied_bytes = self._copy.nbytes
+
+    def _content(self) -> Tensor:
+        return _bits(self._entries[0].reshape(-1) if len(self._entries) == 1 else flattened(self._entries))
+
+    @cached_property
+    def _bits_and_copies(self) -> list[tuple[Tensor, Tensor]]:
+        """The memory of every tensor, and its copy."""
+        bits = [_bits(entries) for entries in self._entries]
+        pieces = self._copy.reshape(-1).split([part.numel() for part in bits])
+        return [(part, piece.view(part.shape)) for part, piece in zip(bits, pieces, strict=True)]
+
+    def put_in_place(self) -> list[Tensor]:
+        """Give tensors the memory they had. Return those that held something else in another one."""
+        moved = []
+        for k, (tensor, address) in enumerate(zip(self.tensors, self._addresses, strict=True)):
+            if _address(tensor) != address:
+                place = self._places[k]
+                alike = (tensor.shape, tensor.dtype, tensor.device) == (place.shape, place.dtype, place.device)
+                if not alike or not torch.equal(_bits(_unrepeated(tensor.data)), self._bits_and_copies[k][1]):
+                    moved.append(tensor)
+                tensor.data = place
+        return moved
+
+    def restore(self) -> list[Tensor]:
+        """Write what has changed, through memory whose writes no version counts. Return the tensors written to."""
+        if torch.equal(self._content(), self._copy):
+            return []
+        pairs = zip(self.tensors, self._bits_and_copies, strict=True)
+        changed = [(tensor, *both) for tensor, both in pairs if not torch.equal(*both)]
+        for _, bits, copy in changed:
+            bits.copy_(copy)
+        return [tensor for tensor, _, _ in changed]
+
+    def rewind(self) -> None:
+        """Put everything back. On a GPU all is written: a comparison would have to be waited for."""
+        self.put_in_place()
+        if self._copy.device.type == "cpu":
+            self.restore()
+        else:
+            copy_each(*zip(*self._bits_and_copies, strict=True))
+
+
+class UnusualTensors:
+    """Tensors whose memory cannot be named: sparse or quantized ones, and classes of others. Their versions count."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        tensors = [tensor for tensor in tensors if not tensor.is_inference()]  # nothing writes to these
+        with torch.no_grad():
+            self._copies = [(tensor, version(tensor), tensor.detach().clone()) for tensor in tensors]
+        self.copied_bytes = sum(copy.nbytes for _, _, copy in self._copies if copy.layout == torch.strided)
+
+    def put_in_place(self) -> list[Tensor]:
+        """Do nothing: a version counts what takes the place of their content."""
+        return []
+
+    def restore(self) -> list[Tensor]:
+        """Replace the content of what was written to. Return these tensors."""
+        changed = [(tensor, copy) for tensor, number, copy in self._copies if version(tensor) != number]
+        for tensor, copy in changed:
+            tensor.data = copy.clone()
+        return [tensor for tensor, _ in changed]
+
+    rewind = restore
+
+
+Copies = TensorCopies | UnusualTensors
+
+
+def copies_of(tensors: Iterable[Tensor]) -> list[Copies]:
+    """Copy all tensors, as few at a time as fits the cost of a call and of a comparison."""
+    groups: dict[object, list[Tensor]] = {}
+    sizes: dict[object, int] = {}
+    unusual = []
+    for tensor in tensors:
+        if not _is_plain(tensor):
+            unusual.append(tensor)
+            continue
+        kind = (tensor.dtype, tensor.device)
+        groups.setdefault((kind, sizes.get(kind, 0) // _GROUP_BYTES), []).append(tensor)
+        sizes[kind] = sizes.get(kind, 0) + tensor.nbytes
+    return [*map(TensorCopies, groups.values()), *([UnusualTensors(unusual)] if unusual else [])]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor lies in memory of its own that `.data` names."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_quantized
+    return plain and not (tensor.is_inference() or tensor.is_nested or tensor.is_neg() or tensor.is_conj())
+
+
+def _unrepeated(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor's entries, those that an expanded one repeats once."""
+    return tensor[tuple([slice(None) if step else slice(0, 1) for step in tensor.stride()])]
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return a view of a tensor's bits as integers."""
+    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return numbers.view(INTEGERS[numbers.element_size()])
+
+
+def _address(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
 _CONTAINERS: tuple[type, ...] = (OrderedDict, dict, list, deque, set, tuple)
 _KINDS: dict[str, tuple[type, ...]] = {
     "tensor": (Tensor,),
@@ -81,6 +210,16 @@ _KINDS: dict[str, tuple[type, ...]] = {
 _INERT = frozenset((bool, int, float, str, type(None)))
 
 
+def _large_weights(weights: Sequence[Tensor]) -> "LargeWeights | None":
+    """Return the weights that are too large to copy, None where they fit together."""
+    large = [weight for weight in weights if weight.nbytes >= LARGE and _is_plain(weight) and weight.is_contiguous()]
+    if not large or sum(weight.nbytes for weight in large) <= LARGE_TOGETHER:
+        return None
+    from featlearn.network.large_weights import LargeWeights  # late: few models need it
+
+    return LargeWeights(large)
+
+
 @dataclass(frozen=True)
 class KeptState:
     """What a model held when a measurement began."""
@@ -88,14 +227,14 @@ class KeptState:
     rewind: Callable[[], None]
     """Put back everything but parameters, so that each forward pass starts from the same state."""
     rewritten: Callable[[], set[int]]
-    """Return the identities of the weights that have been written to."""
-    tensors: Sequence[Tensor] = ()
+    """Put back the weights that have been written to, and return their identities."""
+    tensors: Sequence[Tensor]
     """All tensors that it held."""
-    copied_bytes: int = 0
+    copied_bytes: int
     """Bytes of all copies that were made of them."""
-    guard: "WriteGuard | None" = None
-    """Set where weights are too large to copy: the model runs under it."""
-    generators: Sequence[Any] = ()
+    guard: "LargeWeights | None"
+    """Weights that are too large to copy: the model runs where these are watched."""
+    generators: Sequence[Any]
     """Random generators that it held."""
 
 
@@ -108,11 +247,11 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
     """
     held = _Held(inside.modules)
     weights = [p for p in inside.parameters if has_memory(p)]
-    own = set(map(id, weights))
-    large = LargeWeights(large_weights(weights) if only_read else [])
-    uncopied = set(map(id, large.tensors))
-    kept_weights = copies_of(weight for weight in weights if id(weight) not in uncopied)
-    kept_others = copies_of(tensor for tensor in held.tensors if id(tensor) not in own and has_memory(tensor))
+    own, large = set(map(id, weights)), _large_weights(weights) if only_read else None
+    uncopied = set(map(id, large.tensors if large else ()))
+    of_weights = copies_of(weight for weight in weights if id(weight) not in uncopied)
+    of_others = copies_of(tensor for tensor in held.tensors if id(tensor) not in own and has_memory(tensor))
+    all_weights = [*of_weights, *([large] if large else [])]
     arrays = [(array, array.copy()) for array in held.arrays]
     versions = [(weight, version(weight)) for weight in weights]
     trainable = [(tensor, tensor.requires_grad) for tensor in held.tensors]
@@ -124,15 +263,14 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
             if array.shape == copy.shape and array.tobytes() != copy.tobytes():
                 array[...] = copy
 
-    def put_back_tensors() -> None:
+    def put_back_weights() -> list[Tensor]:
         # All are in place before any is written to: one may lie in the memory of another.
-        for copies in (large, *kept_weights):
-            changed.extend(copies.put_in_place())
-        for copies in kept_others:
-            copies.put_in_place()
-        for copies in kept_weights:
-            changed.extend(copies.restore())
-        for copies in kept_others:
+        moved = [tensor for copies in (*all_weights, *of_others) for tensor in copies.put_in_place()]
+        return [*moved, *(tensor for copies in all_weights for tensor in copies.restore())]
+
+    def put_back_tensors() -> None:
+        changed.extend(tensor for tensor in put_back_weights() if id(tensor) in own)
+        for copies in of_others:
             copies.restore()
         for tensor, flag in trainable:
             if tensor.requires_grad != flag and tensor.is_leaf:
@@ -145,19 +283,18 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
     def rewind() -> None:
         held.refill_containers()
         put_back_arrays()
-        for copies in kept_others:
+        for copies in of_others:
             copies.rewind()
 
     def rewritten() -> set[int]:
-        written = {id(tensor) for copies in (large, *kept_weights) for tensor in copies.changed()}
-        return written | {id(weight) for weight, number in versions if version(weight) != number}
+        numbers = {id(weight) for weight, number in versions if version(weight) != number}
+        return numbers | set(map(id, put_back_weights()))
 
-    copied_bytes = sum(copies.copied_bytes for copies in (*kept_weights, *kept_others))
-    guard = _guard_of(large.tensors) if large.tensors else None
+    copied_bytes = sum(copies.copied_bytes for copies in (*of_weights, *of_others))
     try:
         for parameter, _ in gradients:
             parameter.grad = None
-        yield KeptState(rewind, rewritten, held.tensors, copied_bytes, guard, held.generators)
+        yield KeptState(rewind, rewritten, held.tensors, copied_bytes, large, held.generators)
         if any(isinstance(parameter.grad, Tensor) for parameter, _ in gradients):
             raise UnsupportedModelError(
                 "a backward pass inside the model wrote to .grad of its parameters, so their gradients cannot be asked "
@@ -170,7 +307,7 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
             steps.callback(put_back_tensors)
             steps.callback(held.refill_containers_and_hooks)
             steps.callback(put_back_arrays)
-        if large.changed():
+        if large and large.restore():
             raise UnsupportedModelError(
                 "weights have been rewritten, and not by an op of torch in a forward pass (in a backward pass, or "
                 f"through a pointer or a numpy array). Large weights of more than {LARGE_TOGETHER >> 20} MiB together "
@@ -180,13 +317,6 @@ def state_kept(inside: Inventory, *, only_read: bool = True) -> Iterator[KeptSta
         raise UnsupportedModelError(
             "a forward pass in eval mode rewrites weights, expected a model that only reads them; they were put back"
         )
-
-
-def _guard_of(weights: Sequence[Tensor]) -> "WriteGuard":
-    """Load the guard where it is needed."""
-    from featlearn.network.write_guard import WriteGuard
-
-    return WriteGuard(weights)
 
 
 def has_memory(tensor: Tensor) -> bool:
