@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from featlearn.errors import FeatlearnError as FeatlearnError
     from featlearn.gradients.directions import Directions as Directions
     from featlearn.linalg.estimate import Estimate as Estimate
+    from featlearn.linalg.stored_kernel import StoredKernel as StoredKernel
     from featlearn.monitoring.checkpoints import watch_checkpoints as watch_checkpoints
     from featlearn.monitoring.entry import watch as watch
     from featlearn.quantities.alignment_estimate import estimate_alignment as estimate_alignment
@@ -54,6 +55,7 @@ _HOME = {
     "Directions": "featlearn.gradients.directions",
     "Session": "featlearn.session",
     "Sketch": "featlearn.contraction.tensor_sketch",
+    "StoredKernel": "featlearn.linalg.stored_kernel",
     "advise": "featlearn.diagnosis.advice",
     "citation": "featlearn.citations",
     "compare": "featlearn.comparison",

@@ -235,8 +235,8 @@ class Measurement:
         ...     on_probe = measurement.of_batches(measurement.batches[0])  # quantities of the probe capture it once
         ...     crossed = measurement.of_batches(*measurement.batches[::-1])
         """
-        places = {id(batch): number for number, batch in enumerate(self.batches)}
-        examples = {number: self.example(places.get(id(batch), 0)) for number, batch in enumerate(batches)}
+        places = {batch.name: number for number, batch in enumerate(self.batches)}
+        examples = {number: self.example(places.get(batch.name, 0)) for number, batch in enumerate(batches)}
         return replace(self, batches=batches, _examples=examples)
 
     def chunk(self, batch: ModelWithInputs, begin: int, end: int) -> Chunk:

@@ -87,7 +87,7 @@ def symmetric(kernel: Tensor, name: str = "K") -> Tensor:
     return kernel / 2 + kernel.mT / 2
 
 
-def checked_targets(value: Any, kernel: Tensor, name: str = "y", columns: int | None = None) -> Tensor:
+def checked_targets(value: Any, kernel: Any, name: str = "y", columns: int | None = None) -> Tensor:
     """Convert targets (P,) or (P, C) to (P, C), in float64 on the kernel's device; `columns` fixes C."""
     targets = checked_tensor(value, name).to(kernel.device)
     samples = kernel.shape[-1]

@@ -58,10 +58,10 @@ def same_tensors(what: str, tensors: Mapping[str, Any], remedy: str) -> Expectat
                 f"expected the same on every rank; {remedy}"
             )
 
-    return Expectation(lambda: _fingerprints(tensors), refuse)
+    return Expectation(lambda: fingerprints(tensors), refuse)
 
 
-def _fingerprints(tensors: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
+def fingerprints(tensors: Mapping[str, Any]) -> dict[str, tuple[object, ...]]:
     """Return shape, dtype, and fingerprint of tensors, and plain values unchanged."""
     prints = [fingerprint(value) for value in tensors.values() if isinstance(value, Tensor)]
     numbers = iter(

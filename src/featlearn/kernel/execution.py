@@ -5,18 +5,24 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch.optim import Optimizer
 
+from featlearn.audited_model import AuditedModel
 from featlearn.contraction.blocking import RowGrams
+from featlearn.contraction.deferred_checks import DeferredChecks
 from featlearn.contraction.factors import Dense, Gathered, Gradients
 from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
-from featlearn.errors import NotFiniteError
-from featlearn.gradients.directions import OutputSelection
-from featlearn.kernel.step_rates import Rate, elementwise, with_rates
+from featlearn.errors import InputTypeError, InputValueError, NotFiniteError
+from featlearn.gradients.directions import Directions, Outputs, OutputSelection, output_directions
+from featlearn.kernel.step_rates import Rate, elementwise, step_rates, with_rates
 from featlearn.measurement import Measurement
+from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.plan import ParameterGroup, Plan, ProgressLine
+from featlearn.planning.kernel_plan import plan_kernel
+from featlearn.planning.memory import keep_released_memory
+from featlearn.planning.plan import ParameterGroup, Plan, PlannedKernel, ProgressLine, plan_key, still_fits
 
 if TYPE_CHECKING:
     from featlearn.kernel.verification import KernelVerification
@@ -215,3 +221,85 @@ def refuse_not_finite(measurement: Measurement, kernels: Kernels, by: str) -> No
             measurement.audit_again()  # gradients may be too small for their squares
         if not (math.isfinite(low) and math.isfinite(high)):
             raise NotFiniteError(f"the kernel{f' of {key}' if by != 'network' else ''} is not finite: {NOT_FINITE}")
+
+
+def checked_rates(
+    audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None, verify: bool
+) -> dict[str, Rate]:
+    """Complain before anything runs; rates are read before the measurement, which puts .grad aside."""
+    checked_by(by)
+    if not isinstance(verify, bool):
+        raise InputTypeError(f"verify={verify!r}, expected True or False")
+    if not isinstance(outputs, int | Directions):
+        output_directions(outputs, 1)  # directions would be drawn
+    if optimizer is None:
+        return {}
+    unwrapped(audited.model)
+    return step_rates(optimizer, trainable_parameters(audited.model, audited.request.parameters))
+
+
+def checked_by(by: str) -> None:
+    """Refuse other ways to divide a kernel."""
+    if by not in ("network", "layer", "parameter"):
+        raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
+
+
+def measured_kernels(
+    measurement: Measurement,
+    audited: AuditedModel,
+    outputs: Outputs | OutputSelection,
+    by: str,
+    *,
+    rates: Mapping[str, Rate] | None = None,
+    verify: bool = False,
+    memory: str | int | None = None,
+) -> Kernels:
+    """Compute the kernels of a measurement under way: key (layer, parameter, or "" for the network) -> kernel."""
+    rates = {} if rates is None else rates
+    memory = audited.request.memory if memory is None else memory
+    if memory is None:
+        keep_released_memory()
+    directions = outputs if isinstance(outputs, OutputSelection) else output_directions(outputs, measurement.classes)
+    formed = elementwise(rates) if rates else frozenset()
+    key = plan_key(measurement, directions, formed, by, memory, verify)
+    known = audited.plans.get(key)
+    if known is None or not still_fits(known.plan, memory, measurement.device):
+        known = PlannedKernel(plan_kernel(measurement, directions, formed, by, memory, verify), None)
+    elif measurement.device.type == "cuda" and not verify and not measurement.reuse:
+        # All checks in one wait at the end. Should one fail, everything is measured again, and each acted on.
+        kernels = _deferring(measurement, known, directions, rates, by)
+        if kernels is not None:
+            return kernels
+    execution = KernelExecution(measurement, known.plan, directions, rates=rates, by=by, proportional=None)
+    checks = None
+    if verify:
+        from featlearn.kernel.verification import KernelVerification  # late: few kernels need it
+
+        checks = KernelVerification(measurement, directions, rates, known.plan)
+    kernels = execution.run(checks)
+    measurement.refuse_no_gradient()
+    if checks is not None:
+        checks.conclude()
+    refuse_not_finite(measurement, kernels, by)
+    audited.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
+    return kernels
+
+
+def _deferring(
+    measurement: Measurement, known: PlannedKernel, directions: OutputSelection, rates: Mapping[str, Rate], by: str
+) -> Kernels | None:
+    """The kernels with every check deferred to the end; None if one of them fails."""
+    deferred = DeferredChecks()
+    measurement.defer(deferred)
+    try:
+        execution = KernelExecution(
+            measurement, known.plan, directions, rates=rates, by=by, proportional=known.proportional
+        )
+        kernels = execution.run()
+        tiny = torch.finfo(measurement.dtype).tiny
+        deferred.expect_sizes(
+            lambda size: math.isfinite(size) and size >= tiny, [in_memory_order(kernel) for kernel in kernels.values()]
+        )
+        return kernels if deferred.hold() else None
+    finally:
+        measurement.defer(None)

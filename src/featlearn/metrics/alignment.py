@@ -8,10 +8,11 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.linalg.correlation import Kind
 from featlearn.linalg.correlation import correlation as correlation_over
+from featlearn.linalg.stored_kernel import StoredKernel, stored_square
 from featlearn.shapes import centered, checked_kernel, checked_targets, checked_tensor, deviations, ratio, scaled
 
 
-def alignment(K: Tensor, y: Tensor) -> Tensor:
+def alignment(K: Tensor | StoredKernel, y: Tensor) -> Tensor:
     """Compute the kernel-task alignment A = y^T K y / (|K|_F |y|^2), uncentered.
 
     See Shan & Bordelon 2021a, Eq. 4; 2021b, Eq. 3.
@@ -22,12 +23,16 @@ def alignment(K: Tensor, y: Tensor) -> Tensor:
 
     For one-hot targets and ReLU kernels this value is dominated by the constant mode: use `centered_alignment`.
     """
+    if isinstance(K, StoredKernel):
+        return _stored_alignment(K, checked_targets(y, stored_square(K)))
     kernel = checked_kernel(K)
     return _alignment(kernel, checked_targets(y, kernel))
 
 
-def centered_alignment(K: Tensor, y: Tensor) -> Tensor:
+def centered_alignment(K: Tensor | StoredKernel, y: Tensor) -> Tensor:
     """Compute `alignment` of H K H with H y, with H = I - 1 1^T / P (Cortes et al. 2012). nan for a constant y or K."""
+    if isinstance(K, StoredKernel):
+        return _stored_alignment(K, deviations(checked_targets(y, stored_square(K)), (0,)), centered=True)
     kernel = checked_kernel(K)
     return _alignment(centered(kernel), deviations(checked_targets(y, kernel), (0,)))
 
@@ -37,6 +42,11 @@ def _alignment(kernel: Tensor, targets: Tensor) -> Tensor:
     overlap = (targets * (kernel @ targets)).sum((-2, -1))  # trace of Y^T K Y
     task = (targets.T @ targets).norm()  # |Y Y^T|_F, from the smaller of the two Gram matrices
     return ratio(overlap, torch.linalg.matrix_norm(kernel) * task)
+
+
+def _stored_alignment(kernel: StoredKernel, targets: Tensor, *, centered: bool = False) -> Tensor:
+    overlap, norm = kernel.overlap_and_norm(targets, centered=centered)
+    return ratio(overlap, norm * (targets.T @ targets).norm())
 
 
 def class_alignment(K_each: Tensor, Y: Tensor, centered: bool = False) -> Tensor:

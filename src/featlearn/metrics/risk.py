@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputValueError
+from featlearn.linalg.conjugate_gradients import solution
 from featlearn.linalg.estimate import Estimate
+from featlearn.linalg.stored_kernel import StoredKernel, stored_square
 from featlearn.shapes import (
     checked_finite,
     checked_kernel,
@@ -33,6 +35,8 @@ NEGATIVE = 1e-4
 PER_DECADE = 8
 # The suggested ridge is the largest candidate whose error exceeds the minimum by at most this fraction.
 INDIFFERENT = 1e-3
+# Random vectors for the diagonal of the inverse of a stored kernel.
+VECTORS = 64
 # Relative rounding error of a difference of two equal products.
 ROUNDING = 1e-15
 
@@ -168,8 +172,10 @@ class PredictedRisk:
     """(...): generalized cross-validation, (1/P) |(I - H) y|^2 / (1 - Tr H / P)^2 with H = K (K + ridge I)^-1."""
     effective_dimension: Tensor
     """(...): Tr H."""
-    condition: Condition
-    """Rank, condition number and suggested ridge of K."""
+    condition: Condition | None
+    """Rank, condition number and suggested ridge of K; None for a stored kernel."""
+    dimension_stderr: float = 0.0
+    """Standard error of `effective_dimension`, which is estimated for a stored kernel; 0 where it is exact."""
 
     @property
     def kare(self) -> Tensor:
@@ -181,7 +187,7 @@ class PredictedRisk:
         return self.gcv
 
 
-def predicted_risk(K: Tensor, y: Tensor, ridge: float | None = None) -> PredictedRisk:
+def predicted_risk(K: Tensor | StoredKernel, y: Tensor, ridge: float | None = None) -> PredictedRisk:
     """Predict the test error of kernel regression of y, for kernels (..., P, P), from K and y alone.
 
     Three estimates of E[(f(x) - y(x))^2], averaged over outputs, from one eigendecomposition:
@@ -201,7 +207,13 @@ def predicted_risk(K: Tensor, y: Tensor, ridge: float | None = None) -> Predicte
         ridge: Number >= 0 added to the diagonal of K; by default `condition(K, y).suggested_ridge`.
 
     The result is never nan for finite K and y.
+
+    A stored kernel is read by blocks, about once for every step of conjugate gradients, and needs a ridge. The diagonal
+    of (K + ridge I)^-1 is estimated from 64 random vectors. The error of `.leave_one_out` is then that of the mean over
+    samples and of these vectors, without the jackknife, which needs the whole inverse.
     """
+    if isinstance(K, StoredKernel):
+        return _stored_risk(stored_square(K), y, ridge)
     basis = modes(K)
     targets, size = unit_targets(y, basis)
     suggested = suggested_ridge(basis, targets)
@@ -215,6 +227,29 @@ def predicted_risk(K: Tensor, y: Tensor, ridge: float | None = None) -> Predicte
     stderr = stderr if len(targets) > 1 else torch.full_like(stderr, torch.inf)
     estimate = Estimate(error, stderr, len(targets))
     return PredictedRisk(ridges, estimate, gcv, _dimension(basis, scaled_ridges), _condition(basis, suggested))
+
+
+def _stored_risk(kernel: StoredKernel, y: Any, ridge: float | None) -> PredictedRisk:
+    number = 0.0 if ridge is None else checked_number(ridge, "ridge")
+    if number <= 0:
+        raise InputValueError(f"ridge={ridge!r}, expected a positive number for a stored kernel: none can be suggested")
+    checked_finite(y, "y")
+    targets, samples = checked_targets(y, kernel), len(kernel)
+    generator = torch.Generator("cpu").manual_seed(0)
+    signs = 2.0 * torch.randint(2, (samples, VECTORS), generator=generator, device="cpu").double() - 1.0
+    solved = solution(kernel.__matmul__, torch.cat([targets, signs], 1), number, 1e-6, kernel.precision)
+    along, probes = (number * solved).split([targets.shape[1], VECTORS], 1)  # by G = ridge (K + ridge I)^-1
+    diagonals = signs * probes
+    diagonal = diagonals.mean(1).clamp_min(ROUNDING)
+    noise = diagonals.var(1) / VECTORS / diagonal.square()  # relative variance of the diagonal
+    # E[1 / d^2] of a noisy d is 1 + 3 noise times larger to first order.
+    errors = (along / diagonal[:, None]).square().mean(1) / (1 + 3 * noise)
+    traces = diagonals.sum(0)
+    stderr = (errors.var() / samples + (2 * errors * noise.sqrt()).square().mean() / samples).sqrt()
+    estimate = Estimate(errors.mean(), stderr, samples)
+    gcv = along.square().mean() / (traces.mean() / samples).square()
+    dimension_stderr = float(traces.std() / VECTORS**0.5)
+    return PredictedRisk(torch.tensor(number), estimate, gcv, samples - traces.mean(), None, dimension_stderr)
 
 
 def _inverse(basis: Modes, ridges: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from featlearn.errors import InputTypeError, InputValueError
+from featlearn.linalg.krylov import top_eigenpairs
+from featlearn.linalg.stored_kernel import StoredKernel, stored_square
 from featlearn.shapes import centered as without_constant
 from featlearn.shapes import checked_kernel, checked_targets, checked_tensor, ratio, scaled, symmetric
 from featlearn.signatures import name_keywords
@@ -18,35 +20,63 @@ class Spectrum:
     """Eigenvalues in descending order, and the power of the task along each eigenvector."""
 
     eigenvalues: Tensor
-    """(..., P), descending."""
+    """(..., P), descending; (..., k) with `top=k`."""
     eigenvectors: Tensor
     """(..., P, P), columns in the same order."""
     task_power: Tensor | None
     """(..., P): (u_k . y)^2, summed over the columns of y, not divided by |y|^2; None without a task."""
+    task_size: Tensor | None = None
+    """|y|^2; None without a task."""
+    residuals: Tensor | None = None
+    """(k,) |K u - value u| of a stored kernel: an eigenvalue lies within this distance of the value. Else None."""
 
     @property
     def cumulative_power(self) -> Tensor:
         """(..., P): the share of |y|^2 in the first k eigenvectors."""
         if self.task_power is None:
             raise InputValueError("this spectrum has no task; pass y to spectrum(K, y)")
+        assert self.task_size is not None
         sums = self.task_power.cumsum(-1)
-        return ratio(sums, sums[..., -1:].expand_as(sums))
+        return ratio(sums, self.task_size.expand_as(sums))
 
 
 @name_keywords()
-def spectrum(K: Tensor, y: Tensor | None = None, *, centered: bool = False) -> Spectrum:
+def spectrum(
+    K: Tensor | StoredKernel, y: Tensor | None = None, *, centered: bool = False, top: int | None = None
+) -> Spectrum:
     """Compute the spectrum of a symmetric kernel (..., P, P), and of the task y, (P,) or (P, C), in its eigenbasis.
 
     `centered=True` uses H K H, with H = I - 1 1^T / P, which removes the constant mode. The task is not centered.
+    `top` is the number of largest eigenvalues to return. A stored kernel needs it: they come from a block Krylov
+    iteration, with `residuals`, which reads the file up to 24 times.
     """
+    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or not 1 <= top <= K.shape[-1]):
+        raise InputValueError(f"top={top!r}, expected a number of eigenvalues between 1 and P = {K.shape[-1]}")
+    if isinstance(K, StoredKernel):
+        return _stored_spectrum(stored_square(K), y, centered, top)
     kernel = symmetric(checked_kernel(K))
     kernel = without_constant(kernel) if centered else kernel
     values, vectors = torch.linalg.eigh(kernel)
-    values, vectors = values.flip(-1), vectors.flip(-1)
-    if y is None:
-        return Spectrum(values, vectors, None)
-    targets = checked_targets(y, kernel)
-    return Spectrum(values, vectors, (vectors.mT @ targets).square().sum(-1))
+    values, vectors = values.flip(-1)[..., :top], vectors.flip(-1)[..., :top]
+    return _with_task(values, vectors, None if y is None else checked_targets(y, kernel))
+
+
+def _with_task(values: Tensor, vectors: Tensor, targets: Tensor | None, residuals: Tensor | None = None) -> Spectrum:
+    if targets is None:
+        return Spectrum(values, vectors, None, None, residuals)
+    return Spectrum(values, vectors, (vectors.mT @ targets).square().sum(-1), targets.square().sum(), residuals)
+
+
+def _stored_spectrum(kernel: StoredKernel, y: Tensor | None, centered: bool, top: int | None) -> Spectrum:
+    if top is None:
+        raise InputValueError("top=None, expected the number of eigenvalues to compute for a stored kernel: top=10")
+    width = min(len(kernel), top + 4)
+    generator = torch.Generator("cpu").manual_seed(0)
+    start = torch.randn(len(kernel), width, generator=generator, dtype=torch.float64, device="cpu")
+    product = kernel.centered_product if centered else kernel.__matmul__
+    pairs = top_eigenpairs(product, start, top, kernel.precision**0.5, 24 * width)
+    targets = None if y is None else checked_targets(y, kernel)
+    return _with_task(pairs.values, pairs.vectors, targets, pairs.residuals)
 
 
 class PowerLaw(NamedTuple):

@@ -16,6 +16,7 @@ from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.captured import Chunk
 from featlearn.gradients.directions import Directions, Outputs
 from featlearn.graph.graph import backward
+from featlearn.kernel.execution import measured_kernels
 from featlearn.kernel.step_rates import Rate, step_rates
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.linearization.two_states import LEAST, Gap, GapMemory, TwoStates
@@ -39,7 +40,6 @@ from featlearn.quantities.feature_change import (
 from featlearn.quantities.layer_features import NeuralFeatures
 from featlearn.quantities.layer_pairs import Rates, pair_balance
 from featlearn.quantities.neural_features import InitialGradients, measured_features, refuse_shared
-from featlearn.quantities.ntk import measured_kernels
 
 if TYPE_CHECKING:
     from featlearn.monitoring.shared_measurement import SharedMeasurement

@@ -44,8 +44,9 @@ def plan_kernel(
         raise MemoryBudgetError(
             f"the kernel {' x '.join(map(str, shape))}{f' for {kernels} parts' if kernels > 1 else ''} takes "
             f"{readable_bytes(needed)}, expected at most {readable_bytes(0.9 * budget)} of the budget "
-            f"{readable_bytes(budget)}; two ways out: fewer samples or outputs='mean' with by='network', "
-            "or a larger memory= if the machine has it"
+            f"{readable_bytes(budget)}; write it to a file with out='kernel.npy', multiply with it without forming it "
+            "(fl.NTKOperator), estimate it (sketch=fl.Sketch(k)), take outputs='mean' and by='network', or pass a "
+            "larger memory="
         )
     plans = parameter_plans(measurement, directions.mode, count, samples, elementwise)
     # Activations, their gradients and what an op needs while it runs.

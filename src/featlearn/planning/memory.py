@@ -100,3 +100,10 @@ def readable_count(count: float) -> str:
             return f"{count:.0f}{unit}" if unit == "" or count >= 100 else f"{count:.1f}{unit}"
         count /= 1000
     return f"{count:.1f}P"
+
+
+def readable_seconds(seconds: float) -> str:
+    """A duration as people write it."""
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

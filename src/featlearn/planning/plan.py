@@ -1,12 +1,13 @@
 """What a kernel will cost, and how every parameter will be read, before anything is paid."""
 
+import math
 import re
 import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import torch
 
@@ -14,7 +15,7 @@ from featlearn.audit.audit import AUDITED
 from featlearn.audit.independence import part_sizes, piece_count
 from featlearn.contraction.hardware import LITTLE
 from featlearn.gradients.directions import OutputSelection
-from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
+from featlearn.planning.memory import byte_budget, readable_bytes, readable_count, readable_seconds
 
 if TYPE_CHECKING:
     from featlearn.measurement import Measurement
@@ -22,26 +23,37 @@ if TYPE_CHECKING:
 
 
 class ProgressLine:
-    """Counts steps of known number, and shows them from the third second on, on a terminal alone."""
+    """Count steps of known number and show the share and the time left, on a terminal, from the third second on.
 
-    def __init__(self, what: str, steps: int) -> None:
+    Lines inside of another one are not shown. `logged`: also write a line a minute where stderr is no terminal.
+    """
+
+    _shown_now: "ClassVar[ProgressLine | None]" = None
+
+    def __init__(self, what: str, steps: int, *, logged: bool = False) -> None:
         self._what, self._steps, self._done = what, max(steps, 1), 0
-        self._begun = self._shown = time.monotonic()
-        self._visible = False
+        self._begun = self._printed = time.monotonic()
+        self._visible, self._logged = False, logged
+        if ProgressLine._shown_now is None:
+            ProgressLine._shown_now = self
 
-    def advance(self) -> None:
-        """One step is done."""
-        self._done += 1
-        now = time.monotonic()
-        if now - self._begun < 3.0 or now - self._shown < 0.5 or not sys.stderr.isatty():
+    def advance(self, steps: int = 1) -> None:
+        """Count steps that are done."""
+        self._done += steps
+        now, is_terminal = time.monotonic(), sys.stderr.isatty()
+        pause = 0.5 if is_terminal else 60.0 if self._logged else math.inf
+        if now - self._begun < 3.0 or now - self._printed < pause or ProgressLine._shown_now is not self:
             return
-        self._shown, self._visible = now, True
+        self._printed, self._visible = now, is_terminal
         share = min(self._done / self._steps, 1.0)
-        left = (now - self._begun) * (1.0 / share - 1.0)
-        print(f"\r{self._what} {share:4.0%}, about {left:.0f} s left ", end="", file=sys.stderr, flush=True)
+        left = readable_seconds((now - self._begun) * (1.0 / share - 1.0))
+        begin, end = ("\r", " ") if is_terminal else ("", "\n")
+        print(f"{begin}{self._what} {share:4.0%}, about {left} left", end=end, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Take the line away."""
+        if ProgressLine._shown_now is self:
+            ProgressLine._shown_now = None
         if self._visible:
             print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
 

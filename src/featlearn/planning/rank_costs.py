@@ -23,7 +23,7 @@ import torch
 
 from featlearn.errors import InputValueError
 from featlearn.planning.exchange import SharedKernel, SharedParameter
-from featlearn.planning.memory import readable_bytes
+from featlearn.planning.memory import readable_bytes, readable_seconds
 from featlearn.planning.plan import ParameterGroup
 
 
@@ -164,12 +164,12 @@ class RankCosts:
             "contraction": self.contraction_seconds,
             "exchange": self.exchange_seconds,
         }
-        share = ", ".join(f"{name} {_seconds(value)}" for name, value in times.items())
+        share = ", ".join(f"{name} {readable_seconds(value)}" for name, value in times.items())
         room = "" if self.fits else f", more than the {readable_bytes(self.device.memory)} it has"
         return "\n".join(
             [
                 f"on {self.ranks} {self.device.name} (a model that was not run on several GPUs): about "
-                f"{_seconds(self.seconds)}: {share}",
+                f"{readable_seconds(self.seconds)}: {share}",
                 f"per rank: {-(-self.samples // self.ranks)} samples, {self.groups} sweep{'s' * (self.groups > 1)} "
                 f"over them, {readable_bytes(self.sent_bytes)} sent, {readable_bytes(self.memory)} of memory{room}",
                 f"exchange: factors around a ring for {ring} of {len(self.parameters)} parameters, slices of gradients "
@@ -225,9 +225,3 @@ def _share(one: SharedParameter, kernel: SharedKernel, sliced: bool) -> RankShar
     forming = own * formed + (0 if one.early else visiting * formed)
     operations = pairs * one.pair if one.pair is not None else forming + pairs * one.size
     return RankShare(one.name, "ring", operations, visiting * one.kept, 2 * own * one.kept)
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

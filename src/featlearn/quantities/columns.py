@@ -11,12 +11,12 @@ from featlearn.contraction.factors import weighted_squared_norms
 from featlearn.distributed.agreement import same_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Outputs
+from featlearn.kernel.execution import measured_kernels
 from featlearn.kernel.stream import taken
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.nystrom import ColumnTerm
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.plan import ProgressLine
-from featlearn.quantities.ntk import measured_kernels
 
 BLOCK = 2**24
 """Numbers in a block of columns that are held at a time."""

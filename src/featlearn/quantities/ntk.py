@@ -1,86 +1,80 @@
 """The empirical tangent kernel of any network, exactly."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Unpack, overload
+from pathlib import Path
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from featlearn.audited_model import AuditedModel, Settings
-from featlearn.contraction.deferred_checks import DeferredChecks
-from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
-from featlearn.errors import ChangedOutputsError, InputTypeError, InputValueError
-from featlearn.gradients.directions import Directions, Outputs, OutputSelection, output_directions
-from featlearn.kernel.execution import KernelExecution, refuse_not_finite
-from featlearn.kernel.step_rates import Rate, elementwise, step_rates
+from featlearn.errors import ChangedOutputsError, InputValueError
+from featlearn.gradients.directions import Outputs
+from featlearn.kernel.execution import checked_rates, measured_kernels
 from featlearn.linalg.estimate import Estimate
+from featlearn.linalg.stored_kernel import StoredKernel
 from featlearn.measurement import Measurement
-from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Inputs
 from featlearn.network.isolation import collector_paused
-from featlearn.planning.kernel_plan import plan_kernel
-from featlearn.planning.memory import keep_released_memory
-from featlearn.planning.plan import PlannedKernel, plan_key, still_fits
 from featlearn.signatures import name_keywords
+
+AnyKernel = Tensor | Estimate | StoredKernel
+
+
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments of `Session.ntk` that do not change the type of the result."""
+
+    outputs: Outputs
+    optimizer: Optimizer | None
+    verify: bool
+
+
+class KernelOptions(Settings, CallOptions, total=False):
+    """The same of `fl.ntk`."""
+
+    x2: Inputs | None
 
 
 @overload
 def ntk(
-    model: nn.Module,
-    x: Inputs,
-    *,
-    x2: Inputs | None = None,
-    outputs: Outputs = "mean",
-    by: Literal["network"] = "network",
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
-    sketch: None = None,
-    **settings: Unpack[Settings],
+    model: nn.Module, x: Inputs, *, by: Literal["network"] = "network", **options: Unpack[KernelOptions]
 ) -> Tensor: ...
 @overload
 def ntk(
-    model: nn.Module,
-    x: Inputs,
-    *,
-    x2: Inputs | None = None,
-    outputs: Outputs = "mean",
-    by: Literal["layer", "parameter"],
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
-    sketch: None = None,
-    **settings: Unpack[Settings],
+    model: nn.Module, x: Inputs, *, by: Literal["layer", "parameter"], **options: Unpack[KernelOptions]
 ) -> Kernels: ...
 @overload
 def ntk(
-    model: nn.Module,
-    x: Inputs,
-    *,
-    x2: Inputs | None = None,
-    outputs: Outputs = "mean",
-    by: Literal["network"] = "network",
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
-    sketch: Sketch,
-    **settings: Unpack[Settings],
+    model: nn.Module, x: Inputs, *, by: Literal["network"] = "network", sketch: Sketch, **options: Unpack[KernelOptions]
 ) -> Estimate: ...
+@overload
+def ntk(
+    model: nn.Module, x: Inputs, *, by: Literal["layer", "parameter"], sketch: Sketch, **options: Unpack[KernelOptions]
+) -> dict[str, Estimate]: ...
 @overload
 def ntk(
     model: nn.Module,
     x: Inputs,
     *,
-    x2: Inputs | None = None,
-    outputs: Outputs = "mean",
+    by: Literal["network"] = "network",
+    out: str | Path,
+    out_dtype: torch.dtype | None = None,
+    **options: Unpack[KernelOptions],
+) -> StoredKernel: ...
+@overload
+def ntk(
+    model: nn.Module,
+    x: Inputs,
+    *,
     by: Literal["layer", "parameter"],
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
-    sketch: Sketch,
-    **settings: Unpack[Settings],
-) -> dict[str, Estimate]: ...
+    out: str | Path,
+    out_dtype: torch.dtype | None = None,
+    **options: Unpack[KernelOptions],
+) -> dict[str, StoredKernel]: ...
 @name_keywords("The kernel does not depend on targets, so drop `y`.")
 def ntk(
     model: nn.Module,
@@ -92,8 +86,10 @@ def ntk(
     optimizer: Optimizer | None = None,
     verify: bool = False,
     sketch: Sketch | None = None,
+    out: str | Path | None = None,
+    out_dtype: torch.dtype | None = None,
     **settings: Unpack[Settings],
-) -> Tensor | Kernels | Estimate | dict[str, Estimate]:
+) -> AnyKernel | Mapping[str, AnyKernel]:
     """The empirical neural tangent kernel K = J J^T of a network, exact for every trainable parameter.
 
     See Shan & Bordelon 2021a, Eq. 2, 15; 2021b, Eq. 2, 8; Atanasov et al. 2022, Eq. 91 (with `optimizer`).
@@ -126,18 +122,24 @@ def ntk(
         sketch: `fl.Sketch(k=4096, repeats=4)` estimates the kernel from k random sums of each gradient's entries, for
             networks and numbers of samples where the exact kernel takes too long: `outputs` `"mean"`, `"sum"` or an
             int. Two standard errors hold an entry in about 95 of 100 draws.
+        out: path of a `.npy` file to write the kernel to, for kernels larger than memory. Tiles are computed one after
+            the other, and a call that was killed goes on where it stopped when it is made again. `outputs` is
+            `"mean"`, `"sum"`, an int or `fl.Directions`; ranks of a `group` write their tiles into one file.
+        out_dtype: precision in the file; None for that of the kernel. `torch.float16` halves the file:
+            `StoredKernel.rounding` says what that changed.
         group: `"world"` or a process group of `torch.distributed` whose ranks divide the samples. Every rank makes the
             same call with all samples, and gets a DTensor, `Shard(0)`, that holds the rows of its own ones (of `"each"`
             the kernels of some outputs): `.to_local()` has them, `.full_tensor()` gathers all. None divides nothing.
 
     Returns:
         A tensor on the outputs' device, or a dict of them; parameters of the root module itself are the layer `""`.
-        With `sketch` an `fl.Estimate` whose value and stderr are (P, P2), or a dict of them.
+        With `sketch` an `fl.Estimate` whose value and stderr are (P, P2), or a dict of them. With `out` an
+        `fl.StoredKernel`, or a dict of them.
 
     Raises:
         FeatlearnError: for anything that cannot be measured exactly, with what to do about it.
     """
-    return ntk_of(  # type: ignore[call-overload,no-any-return]
+    return ntk_of(  # type: ignore[call-overload,misc,no-any-return]
         AuditedModel(model, **settings),
         x2,
         x=x,
@@ -146,6 +148,8 @@ def ntk(
         optimizer=optimizer,
         verify=verify,
         sketch=sketch,
+        out=out,
+        out_dtype=out_dtype,
     )
 
 
@@ -155,11 +159,8 @@ def ntk_of(
     x2: Inputs | None = None,
     *,
     x: Inputs | None = None,
-    outputs: Outputs = "mean",
     by: Literal["network"] = "network",
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
-    sketch: None = None,
+    **options: Unpack[CallOptions],
 ) -> Tensor: ...
 @overload
 def ntk_of(
@@ -167,11 +168,8 @@ def ntk_of(
     x2: Inputs | None = None,
     *,
     x: Inputs | None = None,
-    outputs: Outputs = "mean",
     by: Literal["layer", "parameter"],
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
-    sketch: None = None,
+    **options: Unpack[CallOptions],
 ) -> Kernels: ...
 @overload
 def ntk_of(
@@ -179,11 +177,9 @@ def ntk_of(
     x2: Inputs | None = None,
     *,
     x: Inputs | None = None,
-    outputs: Outputs = "mean",
     by: Literal["network"] = "network",
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
     sketch: Sketch,
+    **options: Unpack[CallOptions],
 ) -> Estimate: ...
 @overload
 def ntk_of(
@@ -191,12 +187,32 @@ def ntk_of(
     x2: Inputs | None = None,
     *,
     x: Inputs | None = None,
-    outputs: Outputs = "mean",
     by: Literal["layer", "parameter"],
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
     sketch: Sketch,
+    **options: Unpack[CallOptions],
 ) -> dict[str, Estimate]: ...
+@overload
+def ntk_of(
+    audited: AuditedModel,
+    x2: Inputs | None = None,
+    *,
+    x: Inputs | None = None,
+    by: Literal["network"] = "network",
+    out: str | Path,
+    out_dtype: torch.dtype | None = None,
+    **options: Unpack[CallOptions],
+) -> StoredKernel: ...
+@overload
+def ntk_of(
+    audited: AuditedModel,
+    x2: Inputs | None = None,
+    *,
+    x: Inputs | None = None,
+    by: Literal["layer", "parameter"],
+    out: str | Path,
+    out_dtype: torch.dtype | None = None,
+    **options: Unpack[CallOptions],
+) -> dict[str, StoredKernel]: ...
 def ntk_of(
     audited: AuditedModel,
     x2: Inputs | None = None,
@@ -207,9 +223,26 @@ def ntk_of(
     optimizer: Optimizer | None = None,
     verify: bool = False,
     sketch: Sketch | None = None,
-) -> Tensor | Kernels | Estimate | dict[str, Estimate]:
+    out: str | Path | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> AnyKernel | Mapping[str, AnyKernel]:
     """Compute the tangent kernel: see `fl.ntk`. `x` replaces the inputs of the Session in this call."""
     x, ranks = audited.inputs(x), audited.request.group
+    if out is not None or out_dtype is not None:
+        from featlearn.kernel.stored_tiles import stored_kernels
+
+        return stored_kernels(
+            audited,
+            x,
+            x2,
+            outputs=outputs,
+            by=by,
+            optimizer=optimizer,
+            verify=verify,
+            sketch=sketch,
+            out=out,
+            out_dtype=out_dtype,
+        )
     if sketch is not None:
         from featlearn.kernel.sketched_kernel import checked_sketch, sketched_kernels
 
@@ -249,83 +282,3 @@ def _measure(
     # Paused until all that was measured with is gone: the collector would take it for lasting.
     with collector_paused(), audited.measuring(inputs, by_layer=True) as measurement:
         return measure(measurement)
-
-
-def checked_rates(
-    audited: AuditedModel, outputs: Outputs, by: str, optimizer: Optimizer | None, verify: bool
-) -> dict[str, Rate]:
-    """Complain before anything runs; rates are read before the measurement, which puts .grad aside."""
-    checked_by(by)
-    if not isinstance(verify, bool):
-        raise InputTypeError(f"verify={verify!r}, expected True or False")
-    if not isinstance(outputs, int | Directions):
-        output_directions(outputs, 1)  # directions would be drawn
-    if optimizer is None:
-        return {}
-    unwrapped(audited.model)
-    return step_rates(optimizer, trainable_parameters(audited.model, audited.request.parameters))
-
-
-def checked_by(by: str) -> None:
-    """Refuse other ways to divide a kernel."""
-    if by not in ("network", "layer", "parameter"):
-        raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
-
-
-def measured_kernels(
-    measurement: Measurement,
-    audited: AuditedModel,
-    outputs: Outputs,
-    by: str,
-    *,
-    rates: Mapping[str, Rate] | None = None,
-    verify: bool = False,
-) -> Kernels:
-    """The kernels of a measurement that is under way: key (layer, parameter, or "" for the network) -> kernel."""
-    rates, memory = {} if rates is None else rates, audited.request.memory
-    if memory is None:
-        keep_released_memory()
-    directions = output_directions(outputs, measurement.classes)
-    formed = elementwise(rates) if rates else frozenset()
-    key = plan_key(measurement, directions, formed, by, memory, verify)
-    known = audited.plans.get(key)
-    if known is None or not still_fits(known.plan, memory, measurement.device):
-        known = PlannedKernel(plan_kernel(measurement, directions, formed, by, memory, verify), None)
-    elif measurement.device.type == "cuda" and not verify and not measurement.reuse:
-        # All checks in one wait at the end. Should one fail, everything is measured again, and each acted on.
-        kernels = _deferring(measurement, known, directions, rates, by)
-        if kernels is not None:
-            return kernels
-    execution = KernelExecution(measurement, known.plan, directions, rates=rates, by=by, proportional=None)
-    checks = None
-    if verify:
-        from featlearn.kernel.verification import KernelVerification  # late: few kernels need it
-
-        checks = KernelVerification(measurement, directions, rates, known.plan)
-    kernels = execution.run(checks)
-    measurement.refuse_no_gradient()
-    if checks is not None:
-        checks.conclude()
-    refuse_not_finite(measurement, kernels, by)
-    audited.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
-    return kernels
-
-
-def _deferring(
-    measurement: Measurement, known: PlannedKernel, directions: OutputSelection, rates: Mapping[str, Rate], by: str
-) -> Kernels | None:
-    """The kernels with every check deferred to the end; None if one of them fails."""
-    deferred = DeferredChecks()
-    measurement.defer(deferred)
-    try:
-        execution = KernelExecution(
-            measurement, known.plan, directions, rates=rates, by=by, proportional=known.proportional
-        )
-        kernels = execution.run()
-        tiny = torch.finfo(measurement.dtype).tiny
-        deferred.expect_sizes(
-            lambda size: math.isfinite(size) and size >= tiny, [in_memory_order(kernel) for kernel in kernels.values()]
-        )
-        return kernels if deferred.hold() else None
-    finally:
-        measurement.defer(None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Unpack, overload
 
 import torch
@@ -14,8 +15,10 @@ from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import Directions, Outputs, OutputSelection, output_directions
+from featlearn.kernel.execution import checked_rates
 from featlearn.kernel.sketched_kernel import checked_sketch
 from featlearn.kernel.step_rates import Rate, elementwise
+from featlearn.kernel.stored_tiles import KernelTiles, StoredPlan, checked_storage, plan_stored
 from featlearn.kernel.stream import taken
 from featlearn.network.inputs import Inputs
 from featlearn.planning.exchange import shared_kernel, shared_parameters
@@ -23,40 +26,31 @@ from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.plan import Plan
 from featlearn.planning.rank_costs import Device, RankCosts, checked_device, checked_ranks, rank_costs
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch
-from featlearn.quantities.ntk import checked_rates
+from featlearn.quantities.ntk import KernelOptions
 from featlearn.signatures import name_keywords
 
 
+class PlanOptions(KernelOptions, total=False):
+    """Keyword arguments of `fl.plan` that do not change the type of the result."""
+
+    by: str
+    ranks: int | None
+    device: str | Device
+
+
+@overload
+def plan(model: nn.Module, x: Inputs, **options: Unpack[PlanOptions]) -> Plan: ...
+@overload
+def plan(model: nn.Module, x: Inputs, *, sketch: Sketch, **options: Unpack[PlanOptions]) -> SketchPlan: ...
 @overload
 def plan(
     model: nn.Module,
     x: Inputs,
     *,
-    x2: Inputs | None = None,
-    outputs: Outputs = "mean",
-    by: str = "network",
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
-    sketch: None = None,
-    ranks: int | None = None,
-    device: str | Device = "H100",
-    **settings: Unpack[Settings],
-) -> Plan: ...
-@overload
-def plan(
-    model: nn.Module,
-    x: Inputs,
-    *,
-    x2: Inputs | None = None,
-    outputs: Outputs = "mean",
-    by: str = "network",
-    optimizer: Optimizer | None = None,
-    verify: bool = False,
-    sketch: Sketch,
-    ranks: None = None,
-    device: str | Device = "H100",
-    **settings: Unpack[Settings],
-) -> SketchPlan: ...
+    out: str | Path,
+    out_dtype: torch.dtype | None = None,
+    **options: Unpack[PlanOptions],
+) -> StoredPlan: ...
 @name_keywords("The kernel does not depend on targets, so drop `y`.")
 def plan(
     model: nn.Module,
@@ -70,14 +64,19 @@ def plan(
     sketch: Sketch | None = None,
     ranks: int | None = None,
     device: str | Device = "H100",
+    out: str | Path | None = None,
+    out_dtype: torch.dtype | None = None,
     **settings: Unpack[Settings],
-) -> Plan | SketchPlan:
+) -> Plan | SketchPlan | StoredPlan:
     """What `fl.ntk` with the same arguments will do and cost; runs the model on a few samples only.
 
     Per parameter: its uses, the route or the fallback and why, multiply-adds, bytes. `print(fl.plan(...))` is a table.
     With `sketch` it is the plan of the sketched kernel. `ranks=64, device="H100"` adds a model of the same kernel on
     several devices (`.rank_costs`): compute, bytes moved and memory of each, and where the time goes; it was not run on
     several GPUs. Devices are V100, A100, H100, H200, B200, or a `featlearn.planning.rank_costs.Device`.
+
+    With `out` it is the plan of a kernel in a file: tiles, bytes, and the time on this machine, from trials of a few
+    samples, or on `ranks` devices.
     """
     return plan_of(
         AuditedModel(model, **settings),
@@ -90,6 +89,8 @@ def plan(
         sketch=sketch,
         ranks=ranks,
         device=device,
+        out=out,
+        out_dtype=out_dtype,
     )
 
 
@@ -105,11 +106,20 @@ def plan_of(
     sketch: Sketch | None = None,
     ranks: int | None = None,
     device: str | Device = "H100",
-) -> Plan | SketchPlan:
+    out: str | Path | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Plan | SketchPlan | StoredPlan:
     """Estimate the cost of `ntk` with the same arguments: see `fl.plan`."""
     x = audited.inputs(x)
     if audited.request.group.given:
         raise InputValueError("group=..., expected none: fl.plan divides no samples; ranks= models several devices")
+    if out is not None or out_dtype is not None:
+        path = checked_storage(outputs, sketch, out, out_dtype)
+        rates = whole_tensors(checked_rates(audited, outputs, by, optimizer, verify))
+        with audited.measuring([x] if x2 is None else [x, x2], by_layer=True) as measurement:
+            directions = output_directions(outputs, measurement.classes)
+            tiles = KernelTiles(measurement, audited, directions, by, rates, verify, out_dtype)
+            return plan_stored(tiles, path, ranks, device)
     if ranks is not None and (sketch is not None or x2 is not None):
         raise InputValueError("ranks= with sketch= or x2, expected an exact kernel of one batch: no other is modeled")
     checked_device(device)

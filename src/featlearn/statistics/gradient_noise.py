@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 from featlearn import losses
 from featlearn.audited_model import AuditedModel, Settings
 from featlearn.errors import InputValueError
+from featlearn.kernel.execution import checked_by
 from featlearn.linalg.estimate import Estimate
 from featlearn.network.checks import unwrapped
 from featlearn.network.inputs import Inputs, Readout, read_any_shape
 from featlearn.network.raw_outputs import raw_outputs
-from featlearn.quantities.ntk import checked_by, ntk_of
+from featlearn.quantities.ntk import ntk_of
 from featlearn.signatures import name_keywords
 
 
