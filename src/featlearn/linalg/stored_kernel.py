@@ -115,21 +115,6 @@ class StoredKernel:
         """K v for (P2,) or (P2, m), in float64."""
         return torch.cat([block @ vectors.double() for _, block in self.blocks()])
 
-    def centered_product(self, vectors: Tensor) -> Tensor:
-        """H K H v for (P, m), with H = I - 1 1^T / P, in float64."""
-        image = self @ (vectors - vectors.mean(0))
-        return image - image.mean(0)
-
-    def overlap_and_norm(self, targets: Tensor, *, centered: bool = False) -> tuple[Tensor, Tensor]:
-        """Trace of Y^T K Y for targets (P, C), and |K|_F, of H K H if `centered`."""
-        means = self @ targets.new_full((len(self),), 1.0 / len(self)) if centered else targets.new_zeros(len(self))
-        overlap = squares = targets.new_zeros(())
-        for rows, block in self.blocks():
-            block = block - means[rows, None] - means + means.mean()
-            overlap = overlap + (targets[rows] * (block @ targets)).sum()
-            squares = squares + block.square().sum()
-        return overlap, squares.sqrt()
-
     @cached_property
     def diagonal(self) -> Tensor:
         """(P,) entries K(x_i, x_i), float64."""
@@ -302,6 +287,18 @@ def stored_square(kernel: StoredKernel) -> StoredKernel:
             f"K is a cross kernel of shape {kernel.shape}, expected the kernel of one batch: fl.ntk without x2"
         )
     return kernel
+
+
+def overlap_and_norm(kernel: StoredKernel, targets: Tensor, *, centered: bool = False) -> tuple[Tensor, Tensor]:
+    """Trace of Y^T K Y for targets (P, C), and |K|_F, of H K H with H = I - 1 1^T / P if `centered`."""
+    samples = len(kernel)
+    means = kernel @ targets.new_full((samples,), 1.0 / samples) if centered else targets.new_zeros(samples)
+    overlap = squares = targets.new_zeros(())
+    for rows, block in kernel.blocks():
+        block = block - means[rows, None] - means + means.mean()
+        overlap = overlap + (targets[rows] * (block @ targets)).sum()
+        squares = squares + block.square().sum()
+    return overlap, squares.sqrt()
 
 
 def free_disk(path: Path) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from featlearn.errors import InputValueError
 from featlearn.linalg.correlation import Kind
 from featlearn.linalg.correlation import correlation as correlation_over
-from featlearn.linalg.stored_kernel import StoredKernel, stored_square
+from featlearn.linalg.stored_kernel import StoredKernel, overlap_and_norm, stored_square
 from featlearn.shapes import centered, checked_kernel, checked_targets, checked_tensor, deviations, ratio, scaled
 
 
@@ -45,7 +45,7 @@ def _alignment(kernel: Tensor, targets: Tensor) -> Tensor:
 
 
 def _stored_alignment(kernel: StoredKernel, targets: Tensor, *, centered: bool = False) -> Tensor:
-    overlap, norm = kernel.overlap_and_norm(targets, centered=centered)
+    overlap, norm = overlap_and_norm(kernel, targets, centered=centered)
     return ratio(overlap, norm * (targets.T @ targets).norm())
 
 

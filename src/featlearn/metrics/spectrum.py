@@ -11,7 +11,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.krylov import top_eigenpairs
 from featlearn.linalg.stored_kernel import StoredKernel, stored_square
 from featlearn.shapes import centered as without_constant
-from featlearn.shapes import checked_kernel, checked_targets, checked_tensor, ratio, scaled, symmetric
+from featlearn.shapes import checked_kernel, checked_targets, checked_tensor, deviations, ratio, scaled, symmetric
 from featlearn.signatures import name_keywords
 
 
@@ -73,7 +73,10 @@ def _stored_spectrum(kernel: StoredKernel, y: Tensor | None, centered: bool, top
     width = min(len(kernel), top + 4)
     generator = torch.Generator("cpu").manual_seed(0)
     start = torch.randn(len(kernel), width, generator=generator, dtype=torch.float64, device="cpu")
-    product = kernel.centered_product if centered else kernel.__matmul__
+
+    def product(v: Tensor) -> Tensor:
+        return kernel @ v if not centered else deviations(kernel @ deviations(v, (0,)), (0,))
+
     pairs = top_eigenpairs(product, start, top, kernel.precision**0.5, 24 * width)
     targets = None if y is None else checked_targets(y, kernel)
     return _with_task(pairs.values, pairs.vectors, targets, pairs.residuals)
