@@ -64,11 +64,11 @@ def test_flow_is_that_of_autograd():
         layers = [layer[i] for layer in expected]
         f = x @ (layers[2] @ layers[1] @ layers[0]).T
         kernel = deep_linear.subkernels(layers, x).diagonal(dim1=2, dim2=3).mean(-1)
-        np.testing.assert_allclose(path.kernel(i), kernel, rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(path.kernel(path.times[i]), kernel, rtol=1e-8, atol=1e-8)
         assert float(path.loss[i]) == pytest.approx(float((f - y).square().sum()), rel=1e-8)
         assert float(path.alignment[i]) == pytest.approx(float(fl.metrics.alignment(kernel, y)), rel=1e-8)
-        assert float(path.norm[i]) == pytest.approx(float(kernel.norm()), rel=1e-8)
-        assert float(path.trace[i]) == pytest.approx(float(kernel.trace()), rel=1e-8)
+        assert float(path.kernel_norm[i]) == pytest.approx(float(kernel.norm()), rel=1e-8)
+        assert float(path.kernel_trace[i]) == pytest.approx(float(kernel.trace()), rel=1e-8)
         along = (y * (kernel @ y)).sum() / y.square().sum()
         assert float(path.task[i]) == pytest.approx(float(along), rel=1e-8)
 
@@ -120,7 +120,7 @@ def test_balanced_networks_follow_the_closed_form(depth: int, samples: int, outp
     np.testing.assert_allclose(found.strength, path.strength, rtol=1e-8, atol=1e-8)
     for name, curve in path.curves().items():
         np.testing.assert_allclose(found.curves()[name], curve, rtol=1e-8, atol=1e-8, err_msg=name)
-    np.testing.assert_allclose(found.kernel(11), path.kernel(11), rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(found.kernel(found.times[11]), path.kernel(path.times[11]), rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(found.weights, path.weights, rtol=1e-8, atol=1e-8)
 
 
@@ -265,7 +265,7 @@ def test_phase_one_of_a_real_network_and_the_printed_form():
     x = whitened(30, D, seed=3)
     beta = drawn(D, seed=5) / drawn(D, seed=5).norm()
     path = deep_linear.flow([W, a], x, s * x @ beta, times=[1 / s], rate=1 / 30)
-    exact = path.metric(0)
+    exact = path.metrics(path.times)[0]
     found = deep_linear.early_kernel(1 / s, W, a, beta, s)
     assert float((found - exact).norm() / exact.norm()) < 2e-5
     start = W.T @ W + a.square().sum() * torch.eye(D, dtype=torch.float64)
@@ -316,7 +316,7 @@ def test_the_spike_first_grows_along_sigma_beta_and_ends_along_beta():
     W, a = small_weights(1e-6, D, N, seed=2)
     path = deep_linear.flow([W, a], x, s * x @ beta, times=[0.0, 4.5, 400.0], rate=1 / 6)
     assert path.layers is not None
-    early, last = path.metric(1), path.metric(2)
+    _, early, last = path.metrics(path.times)
     size = path.layers[1][1].square().sum()
     spike = deep_linear.unwhitened_spike(sigma, beta, size)
     assert float((early - spike).norm() / spike.norm()) < 2e-3

@@ -1,5 +1,10 @@
-"""Exact theories: pure functions of numbers and matrices, in float64; no network is needed."""
+"""Exact theories of training: functions of numbers and matrices, in float64.
+
+`from_network` of `deep_linear`, `latent`, `relu` and `early` reads what its theory needs from a module, `ofe.from_run`
+from a watched run; `which` tries all of them on one network. Everything else here needs no network.
+"""
 
 from featlearn.theory import deep_linear, early, infinite_width, latent, ofe, phases, relu, transfer
+from featlearn.theory.applicability import which
 
-__all__ = ["deep_linear", "early", "infinite_width", "latent", "ofe", "phases", "relu", "transfer"]
+__all__ = ["deep_linear", "early", "infinite_width", "latent", "ofe", "phases", "relu", "transfer", "which"]

@@ -69,12 +69,12 @@ def measure(setup: Setup, context: Context) -> dict[str, Numbers]:
             "loss": path.loss / path.loss[0],
             "alignment": path.alignment,
             "best": fl.theory.deep_linear.max_alignment(X, y, depth),
-            "first": path.kernel(0),
-            "last": path.kernel(len(path.times) - 1),
+            "first": path.kernel(path.times[0]),
+            "last": path.kernel(path.times[-1]),
             "corrected": fl.theory.deep_linear.final_ntk(X, y, depth),
             "printed": (depth - 1) * torch.outer(y, y) + gram,
             "printed_half": (depth - 1) * torch.outer(y, y) + gram / 4,
-            "printed_k0": (depth - 1) * torch.outer(y, y) + path.kernel(0),
+            "printed_k0": (depth - 1) * torch.outer(y, y) + path.kernel(path.times[0]),
         }
         now["function"] = (path.weights[-1, 0] - solution).norm() / s
         for name, value in now.items():

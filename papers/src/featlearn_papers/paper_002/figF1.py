@@ -85,7 +85,7 @@ def trained(setup: Setup, context: Context) -> tuple[list[Tensor], list[Tensor],
         weights = random_weights(size, setup.width, depth, setup.sigma, context.generator(1))
         end = 2.5 * float(fl.theory.deep_linear.half_time(1.0, setup.sigma**depth, depth)) + 10
         path = fl.theory.deep_linear.flow(weights, X, X @ beta, times=[0.0, end], rate=1 / len(X))
-        kernels.append(path.metric(1))
+        kernels.append(path.metrics(path.times)[1])
         context.say(f"trained L={depth}, loss {float(path.loss[1] / path.loss[0]):.2g}")
     assert path.layers is not None
     features, grams = torch.eye(size, dtype=torch.float64), []

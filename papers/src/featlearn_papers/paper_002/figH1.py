@@ -117,7 +117,7 @@ def linear_path(start: list[Tensor], given: Task, times: Tensor) -> dict[str, Te
         "modes": path.strength[:, :10],
         "kernel_times": times,
         "alignment": path.alignment,
-        "norm": path.norm,
+        "norm": path.kernel_norm,
     }
 
 

@@ -45,6 +45,7 @@ from featlearn.theory.deep_linear.gradient_flow import flow
 from featlearn.theory.deep_linear.max_alignment import max_alignment, whitened_max_alignment
 from featlearn.theory.deep_linear.minimum_norm import minimum_norm, rkhs_norm, spiked_interpolator
 from featlearn.theory.deep_linear.modes import Separation, mode_times, separation
+from featlearn.theory.deep_linear.network_path import from_network
 from featlearn.theory.deep_linear.path import LinearPath
 from featlearn.theory.deep_linear.solve import silent_alignment, solve
 from featlearn.theory.deep_linear.strength import (
@@ -96,6 +97,7 @@ __all__ = [
     "final_nngp",
     "final_ntk",
     "flow",
+    "from_network",
     "half_time",
     "half_time_scaling",
     "initial_kernel_scale",

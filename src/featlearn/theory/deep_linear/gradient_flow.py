@@ -37,12 +37,21 @@ def flow(weights: Sequence[Tensor], X: Tensor, y: Tensor, *, times: Any, rate: N
             "many columns as outputs"
         )
     moments = checked_path_times(times, increasing=True).to(rows.device)
-    task = Task.of(rows, targets)
-    weights = _integrated(layers, task, moments, _rates(rate, len(layers)))
+    task, rates = Task.of(rows, targets), _rates(rate, len(layers))
+    weights = _integrated(layers, task, moments, rates)
     products = weights[0]
     for layer in weights[1:]:
         products = layer @ products
-    return task.path(moments, products, lambda i: _traced_metric([part[i] for part in weights]), layers=tuple(weights))
+
+    def metrics(at: Tensor) -> Tensor:
+        states = {time: [part[i] for part in weights] for i, time in enumerate(moments.tolist())}
+        new = sorted(set(at.tolist()) - set(states))
+        if new:
+            parts = _integrated(layers, task, torch.tensor(new).to(moments), rates)
+            states |= {time: [part[i] for part in parts] for i, time in enumerate(new)}
+        return torch.stack([_traced_metric(states[time]) for time in at.tolist()])
+
+    return task.path(moments, products, metrics, layers=tuple(weights))
 
 
 def _rates(rate: Any, depth: int) -> list[float]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from featlearn.errors import InputValueError
 from featlearn.shapes import ratio
-from featlearn.theory.arguments import checked_rows
+from featlearn.theory.arguments import Numbers, checked_rows, checked_time_axis, checked_times
 from featlearn.theory.deep_linear.minimum_norm import modes, teacher
 from featlearn.theory.prediction import Prediction
 
@@ -28,14 +28,14 @@ class LinearPath(Prediction):
     """(T, R): of each mode of the teacher beta = sum_a s_a z_a v_a^T, largest s_a first: z_a^T weights v_a."""
     alignment: Tensor
     """(T,): kernel-task alignment."""
-    norm: Tensor
+    kernel_norm: Tensor
     """(T,): Frobenius norm of the kernel (P, P)."""
-    trace: Tensor
+    kernel_trace: Tensor
     """(T,)"""
     task: Tensor
     """(T,): y^T K y / |y|^2, for C outputs Tr(Y^T K Y) / |Y|^2."""
-    metric: Callable[[int], Tensor]
-    """M (D, D) at times[i]."""
+    metrics: Callable[[Tensor], Tensor]
+    """M (T, D, D) at times (T,), which need not be those of the path."""
     layers: tuple[Tensor, ...] | None = None
     """The weight matrices, each (T, outputs, inputs), where they are known (`flow`)."""
 
@@ -45,17 +45,26 @@ class LinearPath(Prediction):
             "loss": self.loss,
             "strength": self.strength[:, 0],
             "ntk/alignment": self.alignment,
-            "ntk/norm": self.norm,
-            "ntk/trace": self.trace,
+            "ntk/norm": self.kernel_norm,
+            "ntk/trace": self.kernel_trace,
             "ntk/task": self.task,
         }
 
-    def kernel(self, index: int, X1: Tensor | None = None, X2: Tensor | None = None) -> Tensor:
-        """Return the kernel at times[index], of `X1` (P1, D) with `X2` (P2, D); by default of the training inputs."""
+    @property
+    def outputs(self) -> Tensor:
+        """(T, P, C): f on the training inputs."""
+        return self.X @ self.weights.mT
+
+    def kernel(self, t: Numbers, X1: Tensor | None = None, X2: Tensor | None = None) -> Tensor:
+        """Return the kernel of `X1` (P1, D) with `X2` (P2, D), by default of the training inputs, at any time.
+
+        (P1, P2) at one time, (T, P1, P2) at several.
+        """
+        asked = checked_times(t, "t")
         left = self.X if X1 is None else checked_rows(X1, "X1", self.X.shape[1]).to(self.X.device)
         right = left if X2 is None else checked_rows(X2, "X2", self.X.shape[1]).to(self.X.device)
-        kernel: Tensor = left @ self.metric(index) @ right.T
-        return kernel
+        stack = left @ self.metrics(checked_time_axis(asked, "t").to(self.X.device)) @ right.T
+        return stack if asked.dim() else stack[0]
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,7 @@ class Task:
         self,
         times: Tensor,
         weights: Tensor,
-        metric: Callable[[int], Tensor],
+        metrics: Callable[[Tensor], Tensor],
         loss: Tensor | None = None,
         strength: Tensor | None = None,
         layers: tuple[Tensor, ...] | None = None,
@@ -120,7 +129,7 @@ class Task:
             loss = torch.stack([(self.X @ w.T - self.targets).square().sum() for w in weights])
         if strength is None:
             strength = torch.einsum("cr,tcd,rd->tr", self.z, weights, self.v)
-        sums = torch.stack([self._kernel_sums(metric(i)) for i in range(len(times))])  # (T, 3)
+        sums = torch.stack([self._kernel_sums(metrics(time[None])[0]) for time in times])  # (T, 3)
         overlap, square, trace = sums.unbind(1)
         norm = square.clamp(min=0).sqrt()
         return LinearPath(
@@ -130,10 +139,10 @@ class Task:
             weights=weights,
             strength=strength,
             alignment=ratio(overlap, norm * (self.targets.T @ self.targets).norm()),
-            norm=norm,
-            trace=trace,
+            kernel_norm=norm,
+            kernel_trace=trace,
             task=overlap / self.targets.square().sum(),
-            metric=metric,
+            metrics=metrics,
             layers=layers,
         )
 

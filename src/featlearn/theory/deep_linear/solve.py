@@ -40,16 +40,22 @@ def solve(X: Tensor, y: Tensor, *, times: Any, c0: Any, weight_layers: int, rate
         raise InputValueError(
             f"c0 has shape {tuple(start.shape)}, expected a number or one for each mode, (R,) = {tuple(task.s.shape)}"
         )
-    scaled = (checked_number(rate, "rate", above=0.0) * size * moments)[:, None]
+    speed = checked_number(rate, "rate", above=0.0) * size
+    scaled = (speed * moments)[:, None]
     c = strength(scaled, task.s, start, depth)
     left = remaining(scaled, task.s, start, depth)
+
+    def metrics(at: Tensor) -> Tensor:
+        strengths = strength((speed * at)[:, None], task.s, start, depth).abs()
+        return torch.stack([traced_metric(each, task.v, task.targets.shape[1], depth) for each in strengths])
+
     weights = torch.einsum("cr,tr,rd->tcd", task.z, c, task.v)
     missed = (rows @ task.teacher.T - task.targets).square().sum()
     missed = torch.where(missed > 1e-24 * task.targets.square().sum(), missed, torch.zeros_like(missed))  # rounding
     return task.path(
         moments,
         weights,
-        lambda i: traced_metric(c[i].abs(), task.v, task.targets.shape[1], depth),
+        metrics,
         loss=size * left.square().sum(1) + missed,
         strength=c,
     )
@@ -72,6 +78,10 @@ def silent_alignment(X: Tensor, y: Tensor, W0: Tensor, a0: Tensor, *, times: Any
     size = task.whitened()
     readout = a0[0] if isinstance(a0, Tensor) and a0.dim() == 2 and len(a0) == 1 else a0
     start = TwoLayerStart.of(W0, readout, task.teacher[0] / task.s[0], task.s[0], task.second / size)
-    scaled = checked_number(rate, "rate", above=0.0) * size * moments
-    weights = start.strength(scaled)[:, None] * start.beta + start.across(scaled)
-    return task.path(moments, weights[:, None], lambda i: start.metric(scaled[i], saturating=True))
+    speed = checked_number(rate, "rate", above=0.0) * size
+    weights = start.strength(speed * moments)[:, None] * start.beta + start.across(speed * moments)
+    return task.path(
+        moments,
+        weights[:, None],
+        lambda at: torch.stack([start.metric(time, saturating=True) for time in speed * at]),
+    )

@@ -36,6 +36,7 @@ from featlearn.theory.early.derivative import (
 from featlearn.theory.early.expected_ptk import drawn_ptk, expected_ptk
 from featlearn.theory.early.free_probability import free_probability
 from featlearn.theory.early.moments import quadratic_moments, sampled_quadratic_moments
+from featlearn.theory.early.network_path import from_network
 from featlearn.theory.early.quadratic import QuadraticMeans, data_matrices, quadratic_means
 from featlearn.theory.early.words import WordTraces, exact_trace, exact_word_traces
 
@@ -54,6 +55,7 @@ __all__ = [
     "exact_word_traces",
     "expected_ptk",
     "free_probability",
+    "from_network",
     "loss_derivative",
     "mean_and_covariance_terms",
     "quadratic_means",

@@ -21,6 +21,7 @@ from featlearn.theory.latent.feature_growth import Scales, StartStatistics, init
 from featlearn.theory.latent.latent_flow import Flow, integrate
 from featlearn.theory.latent.line_reduction import Line, reduce_line
 from featlearn.theory.latent.mechanism import Attribution, Mechanism, Rescaling
+from featlearn.theory.latent.network_path import from_network
 from featlearn.theory.latent.start import Start
 from featlearn.theory.latent.trajectory import Latent, Norms, State, solve
 
@@ -36,6 +37,7 @@ __all__ = [
     "Start",
     "StartStatistics",
     "State",
+    "from_network",
     "initial_statistics",
     "integrate",
     "reduce_line",

@@ -25,6 +25,7 @@ from featlearn.theory.ofe.integration import IntegratedPath, integrate
 from featlearn.theory.ofe.limits import final_alignment, final_kernel, final_loss, late_amplification
 from featlearn.theory.ofe.logistic import Scalar, isotropic_half_time, scalar
 from featlearn.theory.ofe.power_law import PowerLawExponents, power_law_exponents, power_law_loss
+from featlearn.theory.ofe.run_path import from_run
 from featlearn.theory.ofe.solution import Solution, solve
 from featlearn.theory.ofe.spikes import (
     BulkSpike,
@@ -53,6 +54,7 @@ __all__ = [
     "final_alignment",
     "final_kernel",
     "final_loss",
+    "from_run",
     "integrate",
     "isotropic_half_time",
     "late_amplification",

@@ -24,6 +24,7 @@ from featlearn.theory.relu.ansatz import Ansatz, ansatz
 from featlearn.theory.relu.ansatz_solution import solve
 from featlearn.theory.relu.kernel_growth import Growth, GrowthRates, growth, growth_rates
 from featlearn.theory.relu.mixture import MixtureGeometry, mixture_geometry, mixture_rates, mixture_readout_rates
+from featlearn.theory.relu.network_path import from_network
 from featlearn.theory.relu.split_kernel import SplitKernel, split_kernel
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "MixtureGeometry",
     "SplitKernel",
     "ansatz",
+    "from_network",
     "growth",
     "growth_rates",
     "mixture_geometry",
