@@ -20,7 +20,7 @@ REGISTRIES = {
 """Containers that may be changed by the functions of their module."""
 
 CACHES = {
-    "featlearn.citations": {"bibliography", "sources"},  # a file of the package
+    "featlearn.citations": {"bibliography", "equations", "sources"},  # files of the package
     "featlearn.contraction.gram": {"cheaper_route"},  # arithmetic with sizes
     "featlearn.contraction.hardware": {"cache_bytes"},  # facts about the machine
     "featlearn.planning.memory": {"keep_released_memory"},  # done once in a process

@@ -1,6 +1,7 @@
 """Theories that read a network predict its own training by gradient descent, run here step by step."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ THEORIES = {"deep_linear": theory.deep_linear, "latent": theory.latent, "relu": 
 
 def linear(*widths: int, scale: float = 1.0) -> nn.Sequential:
     torch.manual_seed(1)
-    layers = [nn.Linear(a, b, bias=False) for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(widths)]
     for layer in layers:
         layer.weight.data *= scale
     return nn.Sequential(*layers).double()
@@ -24,7 +25,9 @@ def linear(*widths: int, scale: float = 1.0) -> nn.Sequential:
 
 def relu_network(inputs: int, width: int, outputs: int) -> nn.Sequential:
     torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(inputs, width, bias=False), nn.ReLU(), nn.Linear(width, outputs, bias=False)).double()
+    return nn.Sequential(
+        nn.Linear(inputs, width, bias=False), nn.ReLU(), nn.Linear(width, outputs, bias=False)
+    ).double()
 
 
 def data(samples: int, inputs: int, outputs: int | None, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -105,7 +108,8 @@ def test_the_closed_form_knows_its_assumptions():
     model = linear(5, 30, 1, scale=1e-3)
     path = theory.deep_linear.from_network(model, x, y, rate=1e-3, closed_form=True)
     names = {each["name"]: each for each in path.assumptions}
-    assert names["inputs are whitened"]["holds"] and names["inputs are whitened"]["value"] == pytest.approx(1)
+    assert names["inputs are whitened"]["holds"]
+    assert names["inputs are whitened"]["value"] == pytest.approx(1)
     assert names["the closed form is near the flow"]["holds"]
     assert names["the closed form is near the flow"]["value"] < 0.02
     assert float(path.loss[-1]) < 0.01 * float(path.loss[0])
@@ -117,7 +121,9 @@ def test_numbers_of_assumptions_tell_why_a_theory_fails():
     x, y = data(20, 5, None)
     path = theory.relu.from_network(relu_network(5, 8, 1), x, 30 * y, rate=1e-3)
     (gates,) = [each for each in path.assumptions if each["name"] == "gates stay as they are"]
-    assert gates["value"] > 0.05 and not gates["holds"] and not path.holds
+    assert gates["value"] > 0.05
+    assert not gates["holds"]
+    assert not path.holds
     assert "gates stay as they are: no" in str(path)
     early = theory.early.from_network(relu_network(5, 8, 1), x, y, times=[0.0, 1e3])
     assert not early.holds
@@ -150,7 +156,7 @@ def test_networks_that_no_theory_describes_are_refused_by_name():
         theory.relu.from_network(linear(5, 4, 3, 1), x, y)
     with pytest.raises(fl.FeatlearnError, match="line"):
         theory.latent.from_network(linear(5, 4, 1), x, y)
-    with pytest.raises(fl.FeatlearnError, match="expected a torch.nn.Module"):
+    with pytest.raises(fl.FeatlearnError, match="expected a torch"):
         theory.latent.from_network(lambda x: x, x, y)
     with pytest.raises(fl.FeatlearnError, match="one-hot"):
         theory.deep_linear.from_network(linear(5, 4, 3), x, y)
@@ -164,11 +170,15 @@ def test_which_theories_hold():
     before = copy.deepcopy(model.state_dict())
     matches = {match.theory: match for match in theory.which(model, x, y)}
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
-    assert matches["deep_linear"].holds and matches["deep_linear"].error < 0.02
-    assert not matches["latent"].holds and "line" in matches["latent"].reason
-    assert not matches["relu"].holds and "linear layers with relu" in matches["relu"].reason
+    assert matches["deep_linear"].holds
+    assert matches["deep_linear"].error < 0.02
+    assert not matches["latent"].holds
+    assert "line" in matches["latent"].reason
+    assert not matches["relu"].holds
+    assert "linear layers with relu" in matches["relu"].reason
     text = str(theory.which(relu_network(5, 60, 1), x, y, steps=20))
-    assert "relu: yes" in text and "deep_linear: no" in text
+    assert "relu: yes" in text
+    assert "deep_linear: no" in text
 
 
 def test_reading_leaves_buffers_and_generators_as_they_are():
@@ -179,7 +189,8 @@ def test_reading_leaves_buffers_and_generators_as_they_are():
     path = theory.deep_linear.from_network(model, x, y, times=[0.0])
     assert not path.holds
     assert all(torch.equal(buffers[name], value) for name, value in model.named_buffers())
-    assert torch.equal(state, torch.get_rng_state()) and model.training
+    assert torch.equal(state, torch.get_rng_state())
+    assert model.training
 
 
 def run_of(folder, rate: float, scale: float, steps: int):
@@ -202,7 +213,7 @@ def test_optimal_feature_evolution_takes_a_run(tmp_path):
     assert names["the rate fits"]["holds"], names
     assert path.readings["gamma"] >= 0
     measured = path.readings["measured"]
-    assert measured["loss"][1][-1] == pytest.approx(float((model(x)[:, 0] - y).square().sum()), rel=1e-4)
+    assert measured["loss"][1][-1] == pytest.approx(float((model(x)[:, 0] - y).square().sum().detach()), rel=1e-4)
     np.testing.assert_allclose(path.outputs[0], run.array("outputs", 0)["f"].reshape(12, 1), atol=1e-6)
     np.testing.assert_allclose(path.kernel(0.0), run.array("kernel", 0)["mean"], rtol=1e-5, atol=1e-6)
     last = float(fl.metrics.alignment(torch.as_tensor(run.array("kernel", 300)["mean"]).double(), y))

@@ -1,6 +1,5 @@
 """Kernel descent with recorded kernels: with all of them in turn, and with the first one frozen."""
 
-import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -85,7 +84,6 @@ class Replay:
         """Return the rate at which the loss reaches `level` at the last time; None if there is none."""
         from scipy.optimize import brentq
 
-        @functools.cache
         def difference(log_rate: float) -> float:
             return float(self.losses(math.exp(log_rate))[-1]) - level
 

@@ -6,5 +6,17 @@ from a watched run; `which` tries all of them on one network. Everything else he
 
 from featlearn.theory import deep_linear, early, infinite_width, latent, ofe, phases, relu, transfer
 from featlearn.theory.applicability import which
+from featlearn.theory.network_path import NetworkPath
 
-__all__ = ["deep_linear", "early", "infinite_width", "latent", "ofe", "phases", "relu", "transfer", "which"]
+__all__ = [
+    "NetworkPath",
+    "deep_linear",
+    "early",
+    "infinite_width",
+    "latent",
+    "ofe",
+    "phases",
+    "relu",
+    "transfer",
+    "which",
+]

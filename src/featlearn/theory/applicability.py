@@ -85,8 +85,8 @@ def which(
     for theory, read in FROM_NETWORK.items():
         try:
             path = read(model, x, y, rate=rate, loss=loss, times=[0.0, float(steps)])
-        except FeatlearnError as error:
-            matches.append(TheoryMatch(theory, False, float("nan"), str(error)))
+        except FeatlearnError as refusal:
+            matches.append(TheoryMatch(theory, False, float("nan"), str(refusal)))
             continue
         error = float((path.outputs[-1].reshape_as(trained) - trained).norm() / moved)
         failed = [each["name"] for each in path.assumptions if not each["holds"]]
@@ -116,6 +116,6 @@ def _train(model: nn.Module, x: Any, targets: Tensor, rate: float, loss: Loss, s
             gradients = torch.autograd.grad(value(copy(inputs).reshape(targets.shape), targets), weights)
             with torch.no_grad():
                 for weight, gradient in zip(weights, gradients, strict=True):
-                    weight -= rate * gradient
+                    weight.sub_(gradient, alpha=rate)
         end = copy(inputs).reshape(targets.shape)
     return end.detach(), start.detach()

@@ -109,7 +109,7 @@ def _outputs(model: nn.Module, x: Any, weights: dict[str, Tensor], like: Tensor)
     """Return the outputs (P, C) in double, with some weights replaced."""
     buffers = {name: value.clone() for name, value in model.named_buffers()}  # a pass may write into them
     with torch.random.fork_rng(devices=[]):
-        output = functional_call(model, buffers | weights, (x,)).double()
+        output: Tensor = functional_call(model, buffers | weights, (x,)).double()
     if output.numel() != like.numel():
         raise InputValueError(f"the model's output has shape {tuple(output.shape)}, expected {tuple(like.shape)}")
     return output.reshape(like.shape)

@@ -53,15 +53,17 @@ def from_network(
     """
     network = network_weights(model, x, y, None, None)
     speed = descent_rate(rate, loss, len(network.x), network.outputs) * network.unit
-    largest = torch.linalg.matrix_norm(network.x, 2).square() * max(
-        float(layer.square().sum()) for layer in network.layers
-    )
+    depth = len(network.layers)
+    strength = float(Task.of(network.x, network.targets).s[0])
+    # the fastest mode at the start, and at the end, where balanced layers have strength^(1/L) each
+    size = max(*(float(layer.square().sum()) ** (depth - 1) for layer in network.layers), strength ** (2 - 2 / depth))
+    pace = speed * float(torch.linalg.matrix_norm(network.x, 2).square()) * size
 
     def integrated(at: Any) -> LinearPath:
         return flow(network.layers, network.x, network.targets, times=at, rate=speed)
 
     first = integrated([0.0]).loss[0]
-    moments = path_times(times, lambda at: float(integrated(at).loss[-1] / first), 1 / (speed * float(largest)))
+    moments = path_times(times, lambda at: float(integrated(at).loss[-1] / first), 1 / max(pace, 1e-300))
     condition, unbalance = _condition(network), _unbalance(network)
     assumptions = [network.structure]
     path = integrated(moments)
@@ -73,7 +75,7 @@ def from_network(
                 network.targets,
                 times=moments,
                 c0=_strengths(network),
-                weight_layers=len(network.layers),
+                weight_layers=depth,
                 rate=speed,
             ),
         )

@@ -62,7 +62,7 @@ def from_network(
     horizon = float(MOVED / pace) if float(pace) > 0 else torch.inf
     values, vectors = torch.linalg.eigh(start.permute(0, 2, 1, 3).reshape(samples * outputs, -1))
     end = horizon if horizon < torch.inf else 1 / (speed * float(values[-1]))
-    moments = torch.linspace(0, end, 33).double() if times is None else checked_time_axis(times)
+    moments = torch.linspace(0, end, 33, dtype=torch.float64) if times is None else checked_time_axis(times)
     modes = vectors.T @ (f0 - columns).flatten()
     decay = torch.exp(-speed * moments[:, None] * values)
     path = (columns.flatten() + (decay * modes) @ vectors.T).reshape(len(moments), *targets.shape)
