@@ -99,7 +99,8 @@ def test_nothing_is_public_twice():
 
 
 def test_every_theory_lists_its_names():
-    assert [name for name in fl.theory.__all__ if not getattr(fl.theory, name).__all__] == []
+    theories = [getattr(fl.theory, name) for name in fl.theory.__all__ if name not in ("NetworkPath", "which")]
+    assert [theory.__name__ for theory in theories if not theory.__all__] == []
 
 
 def test_a_name_is_loaded_once():
