@@ -24,9 +24,9 @@ from featlearn.errors import (
     UnsupportedModelError,
 )
 from featlearn.gradients.captured import Chunk
+from featlearn.kernel import execution
 from featlearn.ops import registry
 from featlearn.planning import kernel_plan, plan
-from featlearn.quantities import ntk as ntk_module
 from tests.references.jacobian import dense_ntk
 
 SAMPLES = 23
@@ -80,8 +80,8 @@ def audits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for every plan that is made."""
     seen: list[int] = []
-    original = ntk_module.plan_kernel
-    monkeypatch.setattr(ntk_module, "plan_kernel", lambda *arguments: seen.append(1) or original(*arguments))
+    original = execution.plan_kernel
+    monkeypatch.setattr(execution, "plan_kernel", lambda *arguments: seen.append(1) or original(*arguments))
     return seen
 
 
@@ -425,7 +425,7 @@ def test_the_c_library_keeps_memory_where_there_is_no_budget(
     model: Net, x: Tensor, memory: Any, kept: int, monkeypatch: Any
 ):
     asked: list[int] = []
-    monkeypatch.setattr(ntk_module, "keep_released_memory", lambda: asked.append(1))
+    monkeypatch.setattr(execution, "keep_released_memory", lambda: asked.append(1))
     fl.ntk(model, x, memory=memory)
     assert len(asked) == kept
 

@@ -19,7 +19,6 @@ from featlearn.audit.audit import (
     read_by,
     refuse_underflow,
     refuse_unequal_sums,
-    unchecked,
 )
 from featlearn.audit.independence import Part, expect_independent, piece_count, refuse_coupled, run_parts
 from featlearn.contraction.deferred_checks import DeferredChecks
@@ -313,7 +312,7 @@ class Measurement:
             if repeatable and (reading := chunk.reading()) is not None:
                 readings[chunk.count] = KnownReading(reading, chunk.proved, audit)
         chunk.send_to_fallback(audit.to_fallback)
-        if names := unchecked(chunk, audit):
+        if names := chunk.unchecked(audit.unseen):
             self.audits.graphs[audit.nodes] = check_readings(chunk, audit, names, fixed_generator)
 
     def each_gradient(

@@ -40,7 +40,6 @@ from featlearn.graph.graph import (
 )
 from featlearn.graph.samples import ProbedGraph, probed_graph, sample_error
 from featlearn.network.state import KeptState
-from featlearn.ops import is_built_in
 from featlearn.ops.registry import proved_layouts, sample_axis
 from featlearn.separation import RepeatedPass
 
@@ -407,19 +406,6 @@ def _unproved(chunk: Chunk, proved: Mapping[Node, Layout] | None = None) -> froz
     if proved is None:
         proved = {} if chunk.hooked else proved_layouts(chunk.graph, len(chunk.outputs), used)
     return frozenset(node for node, layout in used.items() if proved.get(node) != layout)
-
-
-def unchecked(chunk: Chunk, audit: Audit) -> list[str]:
-    """Return parameters whose gradients were zero in the audit, and those read by a user's rules.
-
-    All of them where the forward pass put hooks on tensors: gradients at an op are asked for before its hooks.
-    """
-    return [
-        name
-        for name, uses in chunk.uses.items()
-        if uses.fallback_reason is None
-        and (chunk.hooked or name in audit.unseen or not all(map(is_built_in, uses.nodes)))
-    ]
 
 
 def check_readings(chunk: Chunk, audit: Audit, names: list[str], generator: Callable[[], torch.Generator]) -> Audit:

@@ -45,23 +45,8 @@ def piece_count(samples: int, launch_bytes: int) -> int:
 
 def part_sizes(samples: int, pieces: int) -> list[int]:
     """Number of samples in each part: single samples, small parts of a large batch, and about equal pieces."""
-    small, cuts = _division(samples, pieces)
-    rest = samples - small * SMALL
-    lengths = [1] * _singles(samples, pieces) + [SMALL] * small
-    for half in (rest - rest // 2, rest // 2):  # each is cut into so many parts
-        lengths += [half // cuts + (k < half % cuts) for k in range(cuts)]
-    return [_distinct(length, samples) for length in lengths if length]
-
-
-def _division(samples: int, pieces: int) -> tuple[int, int]:
-    """How many small parts there are, and into how many parts each half of the rest is cut."""
-    small = min(SMALL, pieces // 2) if samples >= MANY else 0
-    return small, max(1, min(pieces, (samples - small * SMALL) // 3) // 2)
-
-
-def _singles(samples: int, pieces: int) -> int:
-    """Number of samples that are run alone: a rule that stops once every sample has converged shows there."""
-    return min(2, pieces // 2) if samples > 2 else 0
+    places = torch.arange(samples, device="cpu")
+    return [len(part) for part in _divided(places, places, pieces)]
 
 
 def _distinct(size: int, samples: int) -> int:
@@ -76,25 +61,26 @@ def run_parts(batch: ModelWithInputs, begin: int, end: int, pieces: int, generat
 
     Gradients are on: without them some layers take another path.
     """
-    parts = _parts(batch, begin, end, pieces, generator)
+    order = torch.randperm(end - begin, generator=generator, device="cpu")
+    parts = _divided(order, _projections(batch, begin, end, generator), pieces)
     return [Part(places, batch.outputs(places + begin).detach()) for places in parts]
 
 
-def _parts(batch: ModelWithInputs, begin: int, end: int, pieces: int, generator: torch.Generator) -> list[Tensor]:
-    """Places of samples in the batch: unlike samples alone, small random parts, the others by similarity, reversed.
+def _divided(order: Tensor, projected: Tensor, pieces: int) -> list[Tensor]:
+    """Divide samples: unlike samples alone, small random parts, the others by similarity, reversed.
 
-    Neighbors in a random projection of the inputs go to different halves, so that no two equal samples stay together.
-    Each half is cut along the projection, so that the parts differ from the batch in their statistics. In a part the
-    order is that of the batch reversed, so that precedence shows.
+    `order`: a random order. `projected`: a random projection of each sample's inputs. Neighbors in it go to different
+    halves, so that no two equal samples stay together. Each half is cut along the projection, so that the parts differ
+    from the batch in their statistics. In a part the order is that of the batch reversed, so that precedence shows.
     """
-    samples = end - begin
-    order = torch.randperm(samples, generator=generator, device="cpu")
-    small, cuts = _division(samples, pieces)
-    projected = _projections(batch, begin, end, generator)
-    rest = order[small * SMALL :].to(projected.device, non_blocking=True)
+    samples = len(order)
+    small = SMALL * (min(SMALL, pieces // 2) if samples >= MANY else 0)
+    rest = order[small:].to(projected.device, non_blocking=True)
     similar = rest[projected[rest].argsort()]
-    parts = [similar[:1], similar[-1:]][: _singles(samples, pieces)]
-    parts += order[: small * SMALL].split(SMALL) if small else ()
+    # A rule that stops once every sample has converged shows in samples that are run alone.
+    parts = [similar[:1], similar[-1:]][: min(2, pieces // 2) if samples > 2 else 0]
+    parts += order[:small].split(SMALL) if small else ()
+    cuts = max(1, min(pieces, (samples - small) // 3) // 2)
     for half in (similar[::2], similar[1::2]):
         parts += [part.sort(descending=True).values for part in half.tensor_split(cuts) if len(part)]
     return [torch.cat([part, part[:1].expand(_distinct(len(part), samples) - len(part))]) for part in parts]

@@ -5,8 +5,7 @@ eval mode would be measured for one draw, silently, so it is run again from othe
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -132,45 +131,34 @@ def _first_difference(whole: Calls, part: Calls, samples: int, places: Tensor) -
     return ""
 
 
-def _same(whole: Tensor, part: Tensor, samples: int, drawn: Tensor) -> bool:
-    """Return whether `part` holds the drawn samples of `whole` along one of the axes where they can lie."""
+def _same(whole: Tensor, part: Tensor, samples: int, places: Tensor) -> bool:
+    """Return whether `part` holds the samples at `places` of `whole` along one of the axes where they can lie."""
     if whole.is_nested or part.is_nested or not whole.is_floating_point():
         return True
-    axes = [i for i, size in enumerate(whole.shape) if size == samples and part.shape[i : i + 1] == (len(drawn),)]
-    if not axes:
-        return True  # no sample axis to compare along: says nothing
-    slack = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max()
-    return any(
-        bool((whole.index_select(i, drawn.to(whole.device)) - part).abs().max() <= slack)
-        for i in axes
-        if whole.index_select(i, drawn.to(whole.device)).shape == part.shape
-    )
+    axes = [i for i, size in enumerate(whole.shape) if size == samples and part.shape[i : i + 1] == (len(places),)]
+    chosen = [rows for i in axes if (rows := whole.index_select(i, places.to(whole.device))).shape == part.shape]
+    slack = torch.finfo(whole.dtype).eps ** 0.5 * whole.abs().max() if axes else 0.0
+    # Without an axis to compare along nothing is known.
+    return not axes or any(bool((rows - part).abs().max() <= slack) for rows in chosen)
 
 
 def _recorded_calls(batch: ModelWithInputs, indices: Tensor) -> Calls:
-    with _recorded(batch.model) as calls:
-        batch.outputs(indices)
-    return calls
-
-
-@contextmanager
-def _recorded(model: nn.Module) -> Iterator[Calls]:
-    """Record the output tensors of every module, in the order in which the modules finish."""
+    """Run some samples, and return the output tensors of every module."""
     calls: Calls = []
-    handles = []
-    for name, part in model.named_modules():
+    names = {part: name for name, part in batch.model.named_modules()}
 
-        def keep(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
-            found: list[Tensor] = []
-            map_tensors(output, lambda tensor: found.append(tensor.detach().clone()))
-            calls.append((name, type(module).__name__, found))
+    def keep(module: nn.Module, _: Any, output: Any) -> None:
+        tensors: list[Tensor] = []
+        map_tensors(output, lambda tensor: tensors.append(tensor.detach().clone()))
+        if module in names:
+            calls.append((names[module], type(module).__name__, tensors))
 
-        handles.append(part.register_forward_hook(keep))
+    handle = nn.modules.module.register_module_forward_hook(keep)
     try:
-        yield calls
+        batch.outputs(indices)
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
+    return calls
 
 
 SEEDS = range(1, 9)

@@ -413,6 +413,17 @@ class Chunk:
         """The ops that use some parameters, with their sample axes."""
         return {reading.use.node: reading.use.layout for name in names for reading in self.uses[name].readings}
 
+    def unchecked(self, unseen: Collection[str]) -> list[str]:
+        """Return parameters that were `unseen` in an audit, and those read by a user's rules.
+
+        All of them where the forward pass put hooks on tensors: gradients at an op are asked for before its hooks.
+        """
+        return [
+            name
+            for name, uses in self.uses.items()
+            if uses.fallback_reason is None and (self.hooked or name in unseen or not all(map(is_built_in, uses.nodes)))
+        ]
+
     def is_fetched(self, names: Collection[str]) -> bool:
         """Whether all that these parameters are read from is held by their readings: built-in rules fetch it at once.
 

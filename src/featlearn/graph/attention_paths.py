@@ -3,8 +3,10 @@
 Only the graph is read, so the attention code of a model does not matter, nor whether its projections are fused.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
+from operator import is_
 
 from featlearn.graph.graph import Graph, Node, Value
 
@@ -39,22 +41,23 @@ def attentions(graph: Graph, weight_uses: Collection[Node]) -> list[Attention]:
     def consumers(node: Node) -> list[Node]:
         return [edge.consumer for edge in graph.consumers.get(node, ())]
 
+    def product(node: Node, neighbors: Callable[[Node], list[Node]]) -> Node | None:
+        reached = _reached(neighbors(node), neighbors, lambda other: other.name() in _PRODUCTS)
+        return next((other for other in reached if other.name() in _PRODUCTS), None)
+
     result = []
     for node in graph.names_below:
         if _fused(node):
             q, k, v = (node.next_functions[operand] for operand in range(3))
             result.append(Attention(q, k, v, node))
         elif node.name() in _SOFTMAX:
-            scores = next(_reached(node, _children, _PRODUCTS), None)
-            mixing = next(_reached(node, consumers, _PRODUCTS), None)
+            scores, mixing = product(node, _children), product(node, consumers)
             if scores is None or mixing is None or scores in weight_uses or mixing in weight_uses:
                 continue
             left, right = _PRODUCTS[scores.name()]
-            values = [
-                mixing.next_functions[operand]
-                for operand in _PRODUCTS[mixing.name()]
-                if node not in _below(mixing.next_functions[operand][0], node)  # the probabilities are the other one
-            ]
+            operands = [mixing.next_functions[operand] for operand in _PRODUCTS[mixing.name()]]
+            # The probabilities are the other one.
+            values = [value for value in operands if node not in _reached([value[0]], _children, partial(is_, node))]
             if len(values) == 1:
                 result.append(Attention(scores.next_functions[left], scores.next_functions[right], values[0], mixing))
     return [a for a in result if all(value[0] is not None for value in (a.q, a.k, a.v))]
@@ -78,26 +81,14 @@ class FeaturePaths:
     def between(self, starts: Collection[Value], end: Node) -> set[Node]:
         """Return every op on a path from `starts` down to one of the stops, without that stop."""
         down = {node for node in self._down(starts) if node not in self.stops}
-        above: set[Node] = set()
-        stack = [end]
-        while stack:
-            for edge in self.graph.consumers.get(stack.pop(), ()):
-                if edge.consumer in down and edge.consumer not in above:
-                    above.add(edge.consumer)
-                    stack.append(edge.consumer)
-        return above
+
+        def above(node: Node) -> list[Node]:
+            return [edge.consumer for edge in self.graph.consumers.get(node, ()) if edge.consumer in down]
+
+        return set(_reached(above(end), above))
 
     def _down(self, starts: Collection[Value]) -> list[Node]:
-        seen: dict[Node, None] = {}
-        stack = [node for node, _ in starts if node is not None]
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            seen[node] = None
-            if node not in self.stops:
-                stack += self._following(node)
-        return list(seen)
+        return _reached([node for node, _ in starts], self._following, self.stops.__contains__)
 
     def _following(self, node: Node) -> list[Node]:
         if node in self._values:
@@ -113,42 +104,23 @@ class FeaturePaths:
 
 def nearest(start: Value, stops: Collection[Node]) -> list[Node]:
     """Return the nodes of `stops` that a value is made from without passing another of them."""
-    reached, seen = [], set()
-    stack = [start[0]]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node in stops:
-            reached.append(node)
-        else:
-            stack += _children(node)
-    return reached
-
-
-def _below(node: Node | None, end: Node) -> set[Node]:
-    """Return every node under this one, itself included, down to `end`."""
-    seen: set[Node] = set()
-    stack = [node] if node is not None else []
-    while stack:
-        top = stack.pop()
-        if top not in seen:
-            seen.add(top)
-            if top is not end:
-                stack += _children(top)
-    return seen
+    return [node for node in _reached([start[0]], _children, stops.__contains__) if node in stops]
 
 
 def _children(node: Node) -> list[Node]:
     return [child for child, _ in node.next_functions if child is not None]
 
 
-def _reached(start: Node, neighbors: Callable[[Node], list[Node]], names: Collection[str]) -> Iterator[Node]:
-    """Yield nodes with one of these names, nearest first. Paths end at them."""
-    level, seen = [start], {start}
-    while level:
-        following = list(dict.fromkeys(n for node in level for n in neighbors(node) if n not in seen))
-        seen.update(following)
-        yield from (node for node in following if node.name() in names)
-        level = [node for node in following if node.name() not in names]
+def _reached(
+    starts: Iterable[Node | None],
+    neighbors: Callable[[Node], list[Node]],
+    is_end: Callable[[Node], bool] = lambda node: False,
+) -> list[Node]:
+    """Return all nodes on paths from some nodes, nearest first. Paths end at nodes of which `is_end` holds."""
+    nodes = dict.fromkeys(node for node in starts if node is not None)
+    waiting = list(nodes)
+    for node in waiting:  # grows meanwhile
+        following = [] if is_end(node) else [other for other in neighbors(node) if other not in nodes]
+        nodes |= dict.fromkeys(following)
+        waiting += dict.fromkeys(following)
+    return waiting

@@ -277,9 +277,7 @@ class ModelWithInputs:
             ) from error
 
     def _read(self, raw: Any, x: Inputs) -> Any:
-        if self.readout is None and isinstance(raw, Tensor) and raw.dim() <= 2:
-            return raw
-        if self.readout is None and self.default is None:
+        if self.readout is None and self.default is None and not (isinstance(raw, Tensor) and raw.dim() <= 2):
             from featlearn.network.default_readout import default_readout  # late: few models need it
 
             self.default = default_readout(raw, x)
