@@ -250,3 +250,9 @@ def test_an_error_that_few_draws_carry_comes_with_a_warning():
 
     with pytest.warns(HeavyTailWarning, match="the alignment rests on .* degrees of freedom"):
         tried()
+
+
+def test_a_pair_is_inputs_and_targets():
+    model, x, y = network(1), drawn(9, 4), drawn(9, seed=1)
+    expected = fl.estimate_alignment(model, x, y, centered=True)
+    assert fl.estimate_alignment(model, (x, y), centered=True).value == expected.value

@@ -312,3 +312,34 @@ def test_the_closed_system_follows_a_network_that_is_not_lazy():
 def test_wrong_input_says_what_was_expected(call):
     with pytest.raises(fl.FeatlearnError, match="expected"):
         call()
+
+
+@pytest.mark.parametrize("along_another", [False, True])
+def test_rates_from_weights_are_derivatives_for_any_inputs(along_another: bool):
+    """Central differences of both parts along gradient flow, and the orthonormal formula where it applies."""
+    x, y = drawn(7, 5, seed=3), drawn(7, seed=4)
+    network = Frozen(x, 11, seed=5)
+    z = drawn(7, seed=6) if along_another else y
+    rates = relu.weight_growth_rates(x, network.W, network.V, y, rate=0.3, direction=z if along_another else None)
+    pull = 0.3 * (y - network.outputs())
+    moves = (network.D * pull[:, None]).T @ x * network.V[:, None], network.features().T @ pull
+    W, V, kernels = network.W, network.V, []
+    for step in (1e-5, -1e-5):
+        network.W, network.V = W + step * moves[0], V + step * moves[1]
+        kernels.append(network.parts())
+    for part, names in enumerate((("readout_task", "readout_mean"), ("hidden_task", "hidden_mean"))):
+        change = (kernels[0][part] - kernels[1][part]) / 2e-5
+        assert float(getattr(rates, names[0])) == pytest.approx(along(change, z), rel=1e-6)
+        assert float(getattr(rates, names[1])) == pytest.approx(float(change.trace()) / 7, rel=1e-6)
+    frame = orthonormal(6, 9, seed=1)
+    network = Frozen(frame, 13, seed=2)
+    overlaps = (network.D * network.V) @ network.features().T
+    target = drawn(6, seed=8)
+    expected = relu.growth_rates(target, network.outputs(), Q=overlaps)
+    for value, reference in zip(relu.weight_growth_rates(frame, network.W, network.V, target), expected, strict=True):
+        assert float(value) == pytest.approx(float(reference), rel=1e-10)
+
+
+def test_rates_from_weights_refuse_what_does_not_fit():
+    with pytest.raises(fl.FeatlearnError, match=r"expected \(P, D\) and \(M, D\) with P = 4"):
+        relu.weight_growth_rates(drawn(5, 3), drawn(6, 3), drawn(6), drawn(4))

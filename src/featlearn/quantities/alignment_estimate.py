@@ -57,9 +57,10 @@ def estimate_alignment(
 
     Args:
         model: as for `fl.ntk`.
-        data: a batch as for `fl.ntk`, or a `DataLoader` that does not shuffle, which is never held in memory.
-        y: targets (P,) or (P, d). None takes those of a loader of (inputs, targets); its integer labels, for a network
-            with several outputs, are read as classes and made one-hot.
+        data: A batch as for `fl.ntk`, a pair (inputs, targets), or a `DataLoader` that does not shuffle, which is never
+            held in memory.
+        y: Targets (P,) or (P, d). None takes those of the pair or of a loader of (inputs, targets); integer labels of a
+            loader, for a network with several outputs, are read as classes and made one-hot.
         centered: whether K and y are centered, as in `fl.metrics.centered_alignment`: H K H with H = I - 1 1^T / P. The
             means of the rows of K are exact, by one product for each output.
         vectors: how many samples give columns, 64 by default and at least 4; all of them (the exact value, standard
@@ -72,6 +73,8 @@ def estimate_alignment(
     Returns:
         An estimate whose `samples` are the columns that its error rests on; nan where K or y vanishes.
     """
+    if y is None and isinstance(data, tuple | list) and len(data) == 2:
+        data, y = data  # a pair; a batch of two inputs comes with y
     audited = AuditedModel(model, **settings)
     return estimate_alignment_of(
         audited, y, x=data, centered=centered, vectors=vectors, generator=generator, sketch=sketch
@@ -93,7 +96,8 @@ def estimate_alignment_of(
     with audited.request.group.together() as block:
         if y is None and not isinstance(data, torch.utils.data.DataLoader):
             raise InputTypeError(
-                "y is None and data is a batch, expected targets; pass y, or a loader that gives them too"
+                "y is None and data is a batch, expected targets; pass y, or data=(inputs, targets) or a loader of such "
+                "pairs"
             )
         if sketch is not None and audited.request.group.given:
             raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
