@@ -1,28 +1,10 @@
-"""Train networks whose verdict was once wrong, diagnose them, and write one line of JSON for each.
+"""Networks whose verdict was once wrong, each trained as its owner would.
 
-    python -m benchmarks.verdict.difficult [--only NAME] [--out TABLE.jsonl]
-
-Each function trains one network as its owner would. The expected regimes follow from the construction. A reference gap
-comes from `reference.linearization_gap`, which shares no code with the library, on the part of the model before its
-link or with its products merged.
+python -m benchmarks.verdict.cases difficult
 """
 
-import argparse
-import contextlib
 import copy
-import io
-import json
-import math
-import os
-import tempfile
-import time
-import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from torch import Tensor, nn
@@ -31,103 +13,13 @@ from torch.nn import functional
 import featlearn as fl
 from benchmarks.verdict import networks as net
 from benchmarks.verdict import tasks
+from benchmarks.verdict.cases import Case, Trained, adam, collector, gap_of, sgd, trained
 from benchmarks.verdict.constructions import Samples
 from benchmarks.verdict.reference import linearization_gap
-from benchmarks.verdict.run import rounded
 from benchmarks.verdict.training import copied
-from featlearn.record import Run
-
-Objective = Callable[[Tensor, Tensor], Tensor]
-State = dict[str, Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A run, and a gap that was computed another way."""
-
-    run: Run
-    reference: float = math.nan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A training whose regime is known, with the verdict of the version before the link."""
-
-    train: Callable[[Path], Trained]
-    expected: tuple[str, ...]
-    before: str
-    reason: str
-
 
 CASES: dict[str, Case] = {}
-
-
-def case(
-    name: str, *, expected: tuple[str, ...], before: str, reason: str
-) -> Callable[[Callable[[Path], Trained]], Callable[[Path], Trained]]:
-    """Add a training to the cases; `reason`: of the expected regimes."""
-
-    def add(train: Callable[[Path], Trained]) -> Callable[[Path], Trained]:
-        CASES[name] = Case(train=train, expected=expected, before=before, reason=reason)
-        return train
-
-    return add
-
-
-def trained(
-    path: Path,
-    model: nn.Module,
-    train: Samples,
-    test: Samples,
-    *,
-    loss: Any,
-    optimizer: torch.optim.Optimizer,
-    steps: int,
-    batch: int = 0,
-    seed: int = 0,
-    declared: bool = True,
-    at: dict[int, Callable[[], None]] | None = None,
-) -> Run:
-    """Train a model on mini-batches, or on all samples, inside `fl.watch` with its default settings."""
-    generator = tasks.generator(seed)
-    probe = (train.x[:100], train.y[:100])
-    with (
-        contextlib.redirect_stderr(io.StringIO()),
-        fl.watch(
-            model, probe, out=path, test=tuple(test), optimizer=optimizer, loss=loss if declared else None
-        ) as watch,
-    ):
-        for step in range(steps):
-            if at is not None and step in at:
-                at[step]()
-            rows = torch.randint(len(train.x), (batch,), generator=generator) if batch else slice(None)
-            optimizer.zero_grad()
-            value = loss(model(train.x[rows]), train.y[rows])
-            value.backward()
-            optimizer.step()
-            watch.step(loss=value)
-    return watch.run
-
-
-def gap_of(model: nn.Module, part: nn.Module, initial: State, x: Tensor, prefix: str = "0.") -> float:
-    """Return the gap of the part of a sequence before its link."""
-    now = copied(model)
-    first, last = (
-        {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        for state in (initial, now)
-    )
-    return linearization_gap(part, first, last, x)
-
-
-def adam(model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """Return Adam for the trained parameters."""
-    return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr)
-
-
-def sgd(model: nn.Module, lr: float, momentum: float = 0.9) -> torch.optim.Optimizer:
-    """Return SGD for the trained parameters."""
-    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr, momentum=momentum)
-
+case = collector(CASES)
 
 # Linear up to a fixed output function.
 
@@ -420,58 +312,3 @@ def variational(path: Path) -> Trained:
     optimizer = adam(model, 3e-3)
     run = trained(path, model, train, test, loss=bound, optimizer=optimizer, steps=300, batch=64, declared=False)
     return Trained(run=run)
-
-
-def line_of(name: str, case: Case) -> dict[str, Any]:
-    """Train and diagnose one case."""
-    begun = time.process_time()
-    torch.manual_seed(sum(map(ord, name)))
-    line: dict[str, Any] = {"construction": name, "expected": list(case.expected), "before": case.before}
-    line["reason"] = case.reason
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        outcome = case.train(Path(folder, "run"))
-        diagnosis = fl.diagnose(outcome.run)
-        line |= {
-            "regime": diagnosis.regime,
-            "headline": diagnosis.headline,
-            "helped": diagnosis.helped,
-            "gap": float(diagnosis.gap),
-            "plain_gap": float(diagnosis.plain_gap),
-            "features_moved": float(diagnosis.features_moved),
-            "statistics_moved": float(diagnosis.statistics_moved),
-            "loss_left": float(diagnosis.numbers["loss_left"]),
-            "reference_gap": outcome.reference,
-            "summary": diagnosis.summary,
-        }
-    return {**line, "cpu_seconds": round(time.process_time() - begun, 1)}
-
-
-def lines_of(only: str) -> Iterator[dict[str, Any]]:
-    """Yield a line for each case, also for those that fail."""
-    for name, case in CASES.items():
-        if only in name:
-            try:
-                yield rounded(line_of(name, case))
-            except Exception as error:  # one case that fails must not cost the others
-                yield {"construction": name, "regime": "failed", "failed": f"{type(error).__name__}: {error}"[:300]}
-
-
-def main(arguments: list[str] | None = None) -> None:
-    """Run the cases, and print the verdict of each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="a part of the name of a construction")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "difficult.jsonl")
-    settings = parser.parse_args(arguments)
-    with settings.out.open("w") as out:
-        for line in lines_of(settings.only):
-            out.write(json.dumps(line) + "\n")
-            out.flush()
-            correct = line["regime"] in line.get("expected", ())
-            print(
-                "  " if correct else "! ", line["construction"], "|", line.get("failed") or line["summary"], flush=True
-            )
-
-
-if __name__ == "__main__":
-    main()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.diagnosis import Diagnosis, diagnose
+from featlearn.diagnosis.usefulness import Usefulness
 from featlearn.record import RunWriter, open_run
 
 Numbers = dict[str, float]
@@ -251,3 +252,79 @@ def test_cross_entropy_that_was_not_declared_is_recognized(tmp_path: Path):
     diagnosis = watched(tmp_path / "run", model, x, y, nn.functional.cross_entropy, optimizer, 300)
     assert float(diagnosis.numbers["loss_left"]) < 0.3
     assert "did not fall" not in diagnosis.full
+
+
+def test_embeddings_beside_labels_are_no_classes_and_get_no_advice_by_squared_error(tmp_path: Path):
+    """SimCLR: 32 numbers of an embedding, and labels that are not what is trained."""
+    x, labels = samples(90)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 32))
+
+    def contrast(f: Tensor, _: Tensor) -> Tensor:
+        z = nn.functional.normalize(torch.cat([f, model(x + 0.1 * torch.randn(x.shape))]), dim=1)
+        scores = (z @ z.mT / 0.2).fill_diagonal_(-math.inf)
+        return nn.functional.cross_entropy(scores, torch.arange(180).roll(90))
+
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    diagnosis = watched(tmp_path / "run", model, x, labels, contrast, optimizer, 100, test=(x + 0.1, labels))
+    assert diagnosis.why_helped == (
+        "Cannot tell: the training loss is not known to be squared error or a cross-entropy."
+    )
+    for toward in ("rich", "lazy"):
+        if diagnosis.regime != toward:
+            assert fl.advise(diagnosis, toward).changes == ()
+
+
+def test_a_large_gain_on_few_test_points_is_not_called_no_better_than_a_constant():
+    errors = {"first": 0.8, "later": 0.8, "constant": 1.0, "error": 0.1, "gain_error": 0.1}
+    unclear = errors | {"unit": "variance", "samples": 9}
+    assert Usefulness(network=0.7, learned_error=0.2, **unclear).learned is None
+    assert Usefulness(network=0.7, learned_error=0.2, **unclear).helped == "cannot tell"
+    assert Usefulness(network=0.95, learned_error=0.2, **unclear).learned is False
+    assert Usefulness(network=0.7, learned_error=0.1, **unclear).learned is True
+
+
+def test_noise_that_was_fitted_is_not_advised_to_be_fitted_lazily(tmp_path: Path):
+    x, labels = samples(300)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 3))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    loss, test = nn.functional.cross_entropy, (x[60:], labels[60:])
+    diagnosis = watched(tmp_path / "run", model, x[:60], labels[:60], loss, optimizer, 200, test=test)
+    assert diagnosis.regime == "rich"
+    assert diagnosis.helped == "no"
+    assert "Next:         Check the targets, or train on more data" in str(diagnosis)
+
+
+def test_weights_that_grew_did_not_decay_where_the_optimizer_is_not_known(tmp_path: Path):
+    gaps = {"gap__link": lambda _: 0.8, "gap__unshrunk": lambda _: 0.05}
+    grown = told(tmp_path / "grown", falling(weights__0__norm=lambda step: 1.0 + step, **gaps))
+    assert float(grown.gap) == 0.8
+    shrunk = told(tmp_path / "shrunk", falling(weights__0__norm=lambda step: 9.0 - step, **gaps))
+    assert float(shrunk.gap) == 0.05
+
+
+def test_a_model_that_returns_a_dictionary_gets_no_advice_that_fails(tmp_path: Path):
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 200), nn.Linear(200, 3)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"class": self.head(self.body(x).relu())}
+
+    x, labels = samples()
+    torch.manual_seed(0)
+    model = Heads()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def objective(f: dict[str, Tensor], y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(f["class"], y)
+
+    options = CHEAP | {"loss": "cross-entropy", "readout": lambda out: out["class"]}
+    diagnosis = watched(tmp_path / "run", model, x, labels, objective, optimizer, 100, **options)
+    for toward in ("rich", "lazy"):
+        if diagnosis.regime != toward:
+            advice = fl.advise(diagnosis, toward)
+            assert advice.changes == ()
+            assert "the model returns dict" in advice.note

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from featlearn.diagnosis import diagnose
+from featlearn.diagnosis import Diagnosis, diagnose
 from featlearn.diagnosis.run_data import RunData
 from featlearn.diagnosis.usefulness import RIDGE, Usefulness, usefulness
 from featlearn.record import Run, RunWriter, open_run
@@ -133,13 +133,22 @@ def test_the_verdict_says_it_beside_the_regime(tmp_path: Path):
 
 
 def test_without_test_data_it_cannot_be_told(tmp_path: Path):
-    writer = RunWriter(tmp_path / "run", {"name": "run"})
-    for step in range(4):
-        writer.scalars(step, {"probe/loss": 1.0 / (1 + step), **({"gap/probe": 0.9} if step else {})})
-    writer.close()
-    diagnosis = diagnose(tmp_path / "run")
+    def diagnosis_of(name: str, *, targets: bool) -> Diagnosis:
+        writer = RunWriter(tmp_path / name, {"name": name})
+        if targets:
+            writer.array("targets", 0, y=numpy.arange(5.0)[:, None])
+        for step in range(4):
+            writer.scalars(step, {"probe/loss": 1.0 / (1 + step), **({"gap/probe": 0.9} if step else {})})
+        writer.close()
+        return diagnose(tmp_path / name)
+
+    diagnosis = diagnosis_of("run", targets=True)
     assert diagnosis.helped == "cannot tell"
-    assert diagnosis.why_helped == "Cannot tell: no test data: pass test=(x, y) to fl.watch."
+    assert diagnosis.why_helped == "Cannot tell: no test data."
+    assert "Next:         Pass test=(x, y) to fl.watch to see whether that helped." in str(diagnosis)
+    without = diagnosis_of("without", targets=False)
+    assert without.why_helped == "Cannot tell: the run has no targets."
+    assert "Next:         Nothing has to change." in str(without)
 
 
 def test_squared_error_is_no_criterion_for_a_loss_of_another_kind(tmp_path: Path):
@@ -156,7 +165,7 @@ def test_squared_error_is_no_criterion_for_a_loss_of_another_kind(tmp_path: Path
     writer.close()
     useful = usefulness(RunData(open_run(tmp_path / "run")))
     assert math.isnan(useful.network)
-    assert "the training loss is none that a kernel method can be compared in" in useful.reason
+    assert "the training loss is not known to be squared error" in useful.reason
 
 
 def test_why_it_is_unknown_is_said_and_it_has_no_numbers(tmp_path: Path):

@@ -140,11 +140,13 @@ def advise(
         note = "the model is linear in its trained weights and cannot learn features: add a hidden layer before them."
         return Advice(toward=toward, regime=diagnosis.regime, changes=(), note=note)
     bench = bench_of(findings)
-    candidates = list(_candidates(diagnosis, toward, bench))
+    candidates, failures = list(_candidates(diagnosis, toward, bench)), list[str]()
     if isinstance(bench, str):
         changes = tuple(replace(change, not_tried=bench) for change in candidates)
     else:
-        changes = tuple(kept for change in candidates if (kept := _tried(change, bench, toward)) is not None)
+        trials = [_tried(change, bench, toward) for change in candidates]
+        changes = tuple(trial for trial in trials if isinstance(trial, Change))
+        failures = [trial for trial in trials if isinstance(trial, str)]
     changes = tuple(
         replace(change, command=_python(toward, place)) if change.command.startswith("model,") else change
         for place, change in enumerate(changes)
@@ -152,9 +154,13 @@ def advise(
     note = "any one of these."
     if diagnosis.regime == "cannot tell":
         note = "it is not known where it stands, so that this is a guess. Any one of these."
-    if not changes and candidates:
+    if not changes and failures:
+        note = f"a change of the output or of the first weights fails on a copy: {failures[0]}."
+    elif not changes and candidates:
         tried = "The change that was tried" if len(candidates) == 1 else f"None of {len(candidates)} changes tried"
         note = f"{tried} for a few steps {'did not keep' if len(candidates) == 1 else 'kept'} its promise."
+    elif not changes and _unknown_loss(findings):
+        note = "whether a factor of the output acts depends on the loss, which is not known: pass loss= to fl.watch."
     elif not changes:
         factor = _output_factor(diagnosis, toward)
         rate = factor ** -_rate_power(findings)
@@ -171,11 +177,14 @@ def next_step(diagnosis: Diagnosis) -> str:
         return "Lower the learning rate."
     if diagnosis.so_far:
         return "Train longer, then diagnose again."
+    if diagnosis.findings[0].run_data.dead:
+        return "Lower the learning rate, or change the first weights and biases, so that gradients reach all layers."
     if not diagnosis.gap.known:
         return "See diagnosis.full for what is missing."
     if diagnosis.regime in ("rich", "lazy then rich") and diagnosis.helped != "no":
-        more = "Pass more test data to fl.watch (test=) to see whether that helped."
-        return "Nothing has to change." if diagnosis.helped == "yes" else more
+        return _how_to_see(diagnosis) or "Nothing has to change."
+    if diagnosis.regime != "lazy" and diagnosis.useful.learned is False:
+        return "Check the targets, or train on more data: unseen data is predicted no better than by a constant."
     toward: Direction = "lazy" if diagnosis.regime in ("rich", "lazy then rich") else "rich"
     needless = "Features were not needed here. " if toward == "lazy" else ""
     advice = advise(diagnosis, toward)
@@ -189,12 +198,26 @@ def next_step(diagnosis: Diagnosis) -> str:
     return f"{needless}{purpose}, {text} ({tried}): `{call}`."
 
 
-def _tried(change: Change, bench: Bench, toward: Direction) -> Change | None:
-    """Return the change with its trial, at the largest rate at which it keeps its promise; None if it does at none."""
+def _how_to_see(diagnosis: Diagnosis) -> str:
+    """Return what to pass to `fl.watch` to see whether features helped; empty if that is known, or nothing helps."""
+    useful = diagnosis.useful
+    resolvable = math.isfinite(useful.first) and not useful.worse_than_constant
+    if diagnosis.helped == "cannot tell" and resolvable:
+        return "Pass more test data to fl.watch (test=) to see whether that helped."
+    return useful.remedy
+
+
+def _tried(change: Change, bench: Bench, toward: Direction) -> Change | str | None:
+    """Return the change with its trial, at the largest rate at which it keeps its promise.
+
+    None if it does at none; the message of the error if it cannot be made.
+    """
     for share in RATES:
         slower = _at_rate(change, share)
         trial = try_change(bench, slower.apply)
-        if isinstance(trial, Trial) and trial.keeps_promise(toward):
+        if isinstance(trial, str):
+            return trial
+        if trial.keeps_promise(toward):
             return replace(slower, tried=trial)
     return None
 
@@ -231,7 +254,7 @@ def _candidates(diagnosis: Diagnosis, toward: Direction, bench: Bench | str) -> 
     expect = "at first the outputs move as fast as before; then the kernel grows and rotates to the task"
     if toward == "lazy":
         expect = "at first the outputs move as fast as before, and the kernel stays; it may take longer"
-    if not _output_function(findings):
+    if not _output_function(findings) and not _unknown_loss(findings):
         yield Change(
             text=f"Multiply the output by {plain_number(factor)} and the learning rate {_by(rate)}.",
             kind="scale output",
@@ -294,6 +317,13 @@ def _rate_power(findings: Findings) -> int:
     """Return the power of the output's factor that divides the learning rate: 2 for SGD, 1 for Adam and its kin."""
     name = findings.run_data.optimizer[0]
     return 2 if name in GRADIENT_STEPS or not name else 1
+
+
+def _unknown_loss(findings: Findings) -> bool:
+    """Return whether the run was trained on a loss of its own, of which nothing is known."""
+    run_data, network = findings.run_data, findings.run.network
+    passed = network is not None and network.loss is not None
+    return run_data.curve("loss") is not None and not run_data.loss_is_known and not passed
 
 
 def _output_function(findings: Findings) -> bool:

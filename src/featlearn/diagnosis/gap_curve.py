@@ -121,7 +121,7 @@ def gap_curve(run_data: RunData) -> GapCurve:
     return GapCurve(
         probe=probe,
         test=curves["test"],
-        unshrunk=curves["unshrunk"] if run_data.decays is not False else None,
+        unshrunk=curves["unshrunk"] if run_data.decays else None,
         plain=curves["plain"],
         errors={name: curve.last for name, curve in last.items() if curve is not None},
         rounding=0.0 if rounding is None else rounding.last,

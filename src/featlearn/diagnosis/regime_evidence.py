@@ -196,6 +196,8 @@ def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
     if any(one.learned is False for one in known):
         word = {"no": "No", "cannot tell": "Cannot tell", "yes": "Yes"}[answer]
         return answer, f"{word}. {fit}, which is no better than a constant prediction."
+    if all(one.learned is None for one in known):
+        return "cannot tell", f"Cannot tell. {fit}: too few test points."
     if not math.isfinite(useful.first):
         return answer, f"Cannot tell. {fit}; {useful.reason}."
     if all(one.worse_than_constant for one in known):

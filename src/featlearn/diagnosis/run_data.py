@@ -4,6 +4,7 @@ Damaged data is never replaced: another kernel would give another verdict.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,8 +26,11 @@ EXPLODED = 1e3
 later: such networks mostly consist of dead units."""
 PROPORTIONAL = 0.3
 """Standard deviation of the logarithm of the ratio of two losses up to which they are the same loss."""
+SAME_UNIT = 0.15
+"""Logarithm of a ratio of two losses up to which both are in the same unit."""
 SMALL = 1e-3
 """A first loss below this share of the largest one begins near zero."""
+_NORM = re.compile("weights/.+/norm")
 AXES = {
     "kernel": {"mean": "PP", "each": "CPP", "full": "PPCC"},
     "outputs": {"f": "PC"},
@@ -274,7 +278,15 @@ class RunData:
         """Whether the training loss is `loss_kind`: it was declared, or goes in proportion to the loss passed."""
         if declared(self.run.config.get("loss_convention")) is not None:
             return True
-        return self._spreads.get(self.loss_kind, math.inf) <= PROPORTIONAL
+        spread, passed = self._spreads.get(self.loss_kind, math.inf), self.curve("loss")
+        if passed is None or self.targets is None or not spread <= PROPORTIONAL:
+            return False
+        # Two losses that change little are in proportion, whatever they are.
+        change, outputs = float(passed.values.log().std()), self.targets.shape[1]
+        units = (1.0,) if self.loss_kind is CROSS_ENTROPY else (1.0, 0.5, 1 / outputs, 0.5 / outputs)
+        ratio = self._ratios[self.loss_kind].mean().exp()
+        same_unit = any(abs(math.log(float(ratio) * unit)) < SAME_UNIT for unit in units)
+        return spread <= (0.5 if same_unit else 0.25) * change
 
     @cached_property
     def _losses(self) -> dict[LossKind, Curve]:
@@ -288,17 +300,21 @@ class RunData:
         return curves
 
     @cached_property
-    def _spreads(self) -> dict[LossKind, float]:
-        """Standard deviation of the log ratio of each loss on the probe to the loss passed to `watch.step`."""
+    def _ratios(self) -> dict[LossKind, Tensor]:
+        """Logarithms of the ratio of each loss on the probe to the loss passed to `watch.step`."""
         passed = self.curve("loss")
         if passed is None or not bool((passed.values > 0).all()):
             return {}
-        spreads = {kind: _spread_of_ratio(curve, passed) for kind, curve in self._losses.items()}
-        if CROSS_ENTROPY in spreads:  # a divergence from soft targets is the cross-entropy without their entropy
+        ratios = {kind: _log_ratio(curve, passed) for kind, curve in self._losses.items()}
+        if CROSS_ENTROPY in ratios:  # a divergence from soft targets is the cross-entropy without their entropy
             curve = self._losses[CROSS_ENTROPY]
             less = Curve(curve.steps, (curve.values - self._floor(CROSS_ENTROPY)).clamp_min(0.0))
-            spreads[CROSS_ENTROPY] = min(spreads[CROSS_ENTROPY], _spread_of_ratio(less, passed))
-        return spreads
+            ratios[CROSS_ENTROPY] = min(ratios[CROSS_ENTROPY], _log_ratio(less, passed), key=_spread)
+        return ratios
+
+    @cached_property
+    def _spreads(self) -> dict[LossKind, float]:
+        return {kind: _spread(ratio) for kind, ratio in self._ratios.items()}
 
     def _from_outputs(self, measure: Callable[[Tensor], float]) -> Curve | None:
         """A number of the outputs on the probe (P, C), over the steps at which they were recorded."""
@@ -391,14 +407,15 @@ class RunData:
         return float(moved.norm() / wanted.norm()) if bool(wanted.any()) else math.nan
 
     @property
-    def decays(self) -> bool | None:
-        """Whether the optimizer decays weights; None if the run does not say."""
+    def decays(self) -> bool:
+        """Whether the optimizer decays weights; where the run does not say, whether they grew no larger."""
         if any(name.startswith("convergence/") for name in self.run.names):
             return True  # measured only while weights decay, which may have begun after the configuration was written
         described = self.run.config.get("optimizer")
         groups = described.get("groups") if isinstance(described, dict) else None
         if not isinstance(groups, list):
-            return None
+            norms = [curve for name in self.run.names if _NORM.fullmatch(name) and (curve := self.since_start(name))]
+            return math.hypot(*(curve.last for curve in norms)) <= math.hypot(*(curve.first for curve in norms))
         return any(_number(group.get("weight_decay")) > 0 for group in groups if isinstance(group, dict))
 
     def failure_of(self, quantity: str) -> str:
@@ -468,13 +485,16 @@ def as_probabilities(y: Tensor) -> Tensor:
     return y - (y.sum(1, keepdim=True) - 1) / y.shape[1]
 
 
-def _spread_of_ratio(recorded: Curve, passed: Curve) -> float:
-    """Standard deviation of the logarithm of the ratio of two losses after the first steps; inf if it is unknown."""
+def _log_ratio(recorded: Curve, passed: Curve) -> Tensor:
+    """Return the logarithms of the ratio of two losses at the steps that both have."""
     common = recorded.steps[(recorded.steps >= passed.steps[0]) & (recorded.values > 0)]
-    if len(common) < 3:
-        return math.inf
     values = Curve(recorded.steps, recorded.values.clamp_min(1e-300))
-    return float((values.logarithmic_at(common) - passed.logarithmic_at(common)).std())
+    return values.logarithmic_at(common) - passed.logarithmic_at(common)
+
+
+def _spread(log_ratio: Tensor) -> float:
+    """Return the standard deviation; inf for fewer than three steps."""
+    return float(log_ratio.std()) if len(log_ratio) > 2 else math.inf
 
 
 def fell(curve: Curve) -> bool:

@@ -49,6 +49,8 @@ class Usefulness:
     """samples of the probe, on which the regression is trained"""
     reason: str = ""
     """why the regression, or everything, is unknown"""
+    remedy: str = ""
+    """what to pass to `fl.watch` so that it is known; empty if nothing helps"""
 
     @property
     def better(self) -> bool | None:
@@ -65,10 +67,14 @@ class Usefulness:
 
     @property
     def learned(self) -> bool | None:
-        """Whether the network is better than a constant prediction, by twice the standard error; None if unknown."""
-        if not math.isfinite(self.network):
-            return None
-        return self.constant - self.network > 2 * _finite(self.learned_error)
+        """Whether the network is better than a constant prediction, by twice the standard error.
+
+        None if that is unknown, or if a large gain is not resolved by the test points.
+        """
+        gain = self.constant - self.network
+        if gain > 2 * _finite(self.learned_error):
+            return True
+        return False if gain <= RESOLVED else None
 
     @property
     def helped(self) -> Helped:
@@ -91,14 +97,20 @@ def usefulness(run_data: RunData) -> Usefulness:
     last = max(steps, default=-1)
     y = next((part for step in steps if (part := run_data.array("test", step, "y")) is not None), None)
     f = run_data.array("test", last, "f") if last > 0 else None
+    if run_data.targets is None and y is None and "log-probability" not in str(run_data.run.config.get("readout")):
+        return _unknown("the run has no targets")
     if last < 0:
-        return _unknown("no test data: pass test=(x, y) to fl.watch")
-    if y is None or f is None:
-        return _unknown("the test data has no targets" if y is None else "the test data was not measured at the end")
+        return _unknown("no test data", "Pass test=(x, y) to fl.watch to see whether that helped.")
+    if y is None and "log-probability" in str(run_data.run.config.get("readout")):
+        return _unknown("the readout is a log-probability of the targets, which kernel methods do not predict")
+    if y is None:
+        return _unknown("the test data has no targets", "Pass test=(x, y) with targets to see whether that helped.")
+    if f is None:
+        return _unknown("the test data was not measured at the end")
     wanted, outputs = (part.double().reshape(len(part), -1) for part in (y, f))
     unit = _criterion(run_data)
     if not unit:
-        return _unknown("the training loss is none that a kernel method can be compared in")
+        return _unknown("the training loss is not known to be squared error or a cross-entropy")
     if not bool((wanted != wanted[0]).any()):
         return _unknown("the targets of the test points are constant")
     network = _errors(run_data.loss_kind.predictions(outputs), wanted, unit)
@@ -130,7 +142,7 @@ def _criterion(run_data: RunData) -> Unit:
     """Return how errors are counted; empty if squared error does not fit what was trained."""
     probe = run_data.run.config.get("probe")
     if isinstance(probe, dict) and probe.get("classification") is True:
-        return "misclassified"
+        return "misclassified" if run_data.loss_is_known or _classifies(run_data) else ""
     if run_data.loss_kind is BINARY and run_data.loss_is_known:
         return "labels"
     if run_data.loss_kind is not SQUARE or not run_data.loss_is_known:
@@ -143,7 +155,21 @@ def _criterion(run_data: RunData) -> Unit:
     return "" if run_data.loss_left < FITS and float(loss.values.min()) > FITS * spread else "variance"
 
 
-def _unknown(reason: str) -> Usefulness:
+def _classifies(run_data: RunData) -> bool:
+    """Return whether the largest output is the class of most samples of the probe: half of the way from chance to all.
+
+    Embeddings may have labels beside them, which are not what is trained.
+    """
+    y, steps = run_data.targets, run_data.array_steps("outputs")
+    f = run_data.array("outputs", steps[-1], "f") if steps else None
+    if y is None or f is None or f.numel() != y.numel():
+        return False
+    labels = y.argmax(1)
+    chance = float(labels.bincount().max()) / len(labels)
+    return float((f.reshape(y.shape).argmax(1) == labels).double().mean()) >= (1 + chance) / 2
+
+
+def _unknown(reason: str, remedy: str = "") -> Usefulness:
     nan = math.nan
     return Usefulness(
         first=nan,
@@ -156,6 +182,7 @@ def _unknown(reason: str) -> Usefulness:
         unit="",
         samples=0,
         reason=reason,
+        remedy=remedy,
     )
 
 
