@@ -98,28 +98,21 @@ def test_an_event_in_a_gap_is_between_its_measurements_and_order_inside_one_is_n
     assert diagnose(run("enough", [0, 3, 27, 90, 120])).silent is True
 
 
-@pytest.mark.parametrize(("factor", "bend", "filled"), [(1.0, 0.0, True), (0.5, 0.0, True), (1.0, 1.0, False)])
-def test_the_training_loss_fills_the_gaps_of_the_probe_where_both_agree(
-    tmp_path: Path, factor: float, bend: float, filled: bool
-):
-    """A loss that falls fast, then slowly: interpolation over the gap is far off. `bend` makes training differ."""
-
-    def probe(step: float) -> float:
-        return 0.2 + 0.8 * math.exp(-step / 20)
-
-    lines: dict[int, dict[str, float]] = {}
-    for step in range(200):
-        passed = factor * probe(step) * (1 + bend * math.exp(-step / 5))  # before the step is made
-        lines[step + 1] = {"loss": passed}
-    for step in (0, 1, 2, 3, 150, 200):
-        lines.setdefault(step, {})["probe/loss"] = probe(step)
-    found = events(RunData(scalar_run(tmp_path / "run", dict(sorted(lines.items()))))).loss_half
-    if filled:
-        assert found.at == pytest.approx(20 * math.log(0.8 / 0.3), rel=1e-3)
-        assert not found.wide
-    else:
-        assert (found.after, found.by) == (3, 150)
-        assert found.wide
+def test_a_kernel_has_settled_from_the_first_step_after_which_it_stays_near_the_last(tmp_path: Path):
+    """It passes near the last kernel once, and leaves it again."""
+    last, away = torch.eye(4, dtype=torch.float64), torch.ones(4, 4, dtype=torch.float64)
+    distances = [1.0, 0.05, 0.6, 0.09, 0.02, 0.0]
+    kernels = torch.stack([last + d * float(last.norm()) / float(away.norm()) * away for d in distances])
+    y = torch.arange(4.0, dtype=torch.float64)[:, None]
+    outputs = torch.stack([y * (1 - 0.5**i) for i in range(6)])
+    steps = [0, 1, 2, 4, 8, 16]
+    settled = diagnose(written(tmp_path / "run", steps, kernels, outputs, y))
+    assert settled.times["kernel_settled"] == 4
+    moving = diagnose(written(tmp_path / "moving", steps[:3], kernels[:3], outputs[:3], y))
+    assert math.isnan(moving.times["kernel_settled"])
+    assert "cannot tell when the kernel settled: it still moved at the end" in " ".join(moving.full.split())
+    still = diagnose(written(tmp_path / "still", steps, kernels[-1:].expand(6, 4, 4), outputs, y))
+    assert still.times["kernel_settled"] == 0
 
 
 def test_the_reason_why_alignment_was_not_silent_is_the_one_that_holds(tmp_path: Path):

@@ -43,14 +43,14 @@ def test_the_rate_of_the_loss_is_that_of_the_solution(tmp_path: Path, gamma: flo
     ("lr", "loss", "factor"),
     [(0.02, "sum-half", 1.0), (0.02, None, 1.0), (None, None, 0.02), (0.02, "mean", 1.0)],
 )
-def test_the_rate_is_declared_or_fitted_to_the_first_steps(tmp_path: Path, lr, loss, factor):
+def test_the_rate_is_declared_or_fitted_to_the_loss(tmp_path: Path, lr, loss, factor):
     """In the unit of the learning rate, where there is one; a wrong declaration (mean) is not believed."""
     K0, y = task()
     times = 0.02 * torch.tensor(STEPS, dtype=torch.float64)
     path = kernel_descent(K0, y, times=times)
     kernels = K0.expand(len(STEPS), -1, -1)
     run = written(tmp_path / "run", STEPS, kernels, path.outputs[..., None], y[:, None], lr=lr, loss=loss)
-    time_scale = LossRates(RunData(run)).of_first_steps
+    time_scale = LossRates(RunData(run)).best
     assert isinstance(time_scale, TimeScale)
     assert time_scale.rate == pytest.approx(factor, rel=0.02)
     assert ("declared learning rate" in time_scale.source) == (loss == "sum-half")
@@ -80,8 +80,8 @@ def test_momentum_is_taken_into_account(tmp_path: Path):
             optimizer=settings,
         )
         rates = LossRates(RunData(run))
-        assert isinstance(rates.of_first_steps, TimeScale)
-        assert rates.of_first_steps.rate == pytest.approx(10.0, rel=0.1)
+        assert isinstance(rates.best, TimeScale)
+        assert rates.best.rate == pytest.approx(10.0, rel=0.1)
 
 
 def test_a_learning_rate_that_changes_is_summed(tmp_path: Path):
@@ -101,8 +101,8 @@ def test_a_learning_rate_that_changes_is_summed(tmp_path: Path):
     )
     rates = LossRates(RunData(run))
     torch.testing.assert_close(rates.elapsed.at(torch.tensor(STEPS).double()), elapsed, rtol=0.02, atol=0.02)
-    assert isinstance(rates.of_first_steps, TimeScale)
-    assert rates.of_first_steps.source.startswith("the declared")
+    assert isinstance(rates.best, TimeScale)
+    assert rates.best.source.startswith("the declared")
 
 
 def test_noise_or_another_optimizer_gives_no_clock(tmp_path: Path):
@@ -110,9 +110,9 @@ def test_noise_or_another_optimizer_gives_no_clock(tmp_path: Path):
     noise = torch.randn(len(STEPS), len(y), 1, dtype=torch.float64).cumsum(0) * 0.1
     noise[0] = 0
     run = written(tmp_path / "run", STEPS, K0.expand(len(STEPS), -1, -1), noise, y[:, None])
-    time_scale = LossRates(RunData(run)).of_first_steps
+    time_scale = LossRates(RunData(run)).best
     assert isinstance(time_scale, Unknown)
-    assert "no descent with the first kernel" in time_scale.reason
+    assert "the loss on the probe" in time_scale.reason
 
 
 def test_a_loss_that_has_not_fallen_says_nothing(tmp_path: Path):

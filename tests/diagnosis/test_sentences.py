@@ -88,10 +88,6 @@ def test_a_loss_without_a_ratio_gives_no_share_of_it(tmp_path: Path, losses: lis
     assert "of the first" not in diagnosis.full
 
 
-def test_a_negative_feature_rate_is_no_statement(tmp_path: Path):
-    assert "feature rate" not in {item.topic for item in told(tmp_path / "run", falling()).evidence}
-
-
 def test_a_beginning_is_no_regime(tmp_path: Path):
     lines = [{"probe/loss": 1 - 0.003 * step, **({"gap/link": 0.62} if step else {})} for step in range(11)]
     diagnosis = told(tmp_path / "run", lines)

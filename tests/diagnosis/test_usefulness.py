@@ -67,8 +67,8 @@ def test_errors_of_classes_are_those_that_are_missed(tmp_path: Path):
     assert found.network == pytest.approx((run.array("test", 1)["f"].argmax(1) != tested).mean())
     assert found.unit == "misclassified"
     said = next(item.says for item in diagnose(run).evidence if item.topic == "usefulness")
-    assert f"the network: {found.network:.3g} of the test points misclassified" in said
-    assert f"with the first kernel {found.first:.3g}, with the last {found.later:.3g}" in said
+    assert f"Test accuracy is {1 - found.network:.0%}" in said
+    assert f"a kernel method on the initial features reaches {1 - found.first:.0%}" in said
 
 
 @pytest.mark.parametrize(

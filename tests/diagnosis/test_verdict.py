@@ -103,15 +103,13 @@ def test_it_can_be_read_by_people_and_programs(runs: dict[str, Run]):
         "mechanism",
         "layers",
         "times",
-        "specialization",
-        "feature_rate",
         "evidence",
         "runs",
         "headline",
         "explanation",
         "diverged",
     }
-    assert told["schema"] == 3
+    assert told["schema"] == 4
     assert told["numbers"].keys() == {
         "gap",
         "plain_gap",
@@ -474,7 +472,6 @@ def test_no_other_kernel_is_taken_for_the_first(runs: dict[str, Run], tmp_path: 
     run, whole = runs[regime], diagnose(runs[regime])
     without = diagnose(copied(run, tmp_path / "run", "kernel", 0, Path.unlink))
     assert math.isnan(float(without.numbers["turning"]))
-    assert math.isnan(without.feature_rate)
     assert without.kernel_machine.of is None
     # what was measured against it in training is left
     assert float(without.numbers["turning_raw"]) == pytest.approx(float(whole.numbers["turning_raw"]), rel=1e-3)

@@ -208,7 +208,7 @@ def _entry(path: Path, *, strict: bool = False) -> dict[str, Any]:
     created = run.config.get("created")
     times = {f"step of {key}": value for key, value in verdict.times.items()}
     decisive = {key: float(value) for key, value in verdict.numbers.items()}
-    numbers = {**decisive, "feature_rate": verdict.feature_rate, **times}
+    numbers = {**decisive, **times}
     settings = run.config.get("settings")
     return {
         "path": str(path),

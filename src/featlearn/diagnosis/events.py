@@ -3,21 +3,13 @@
 import math
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, NORM_GREW
+from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, NORM_GREW, SETTLED
 from featlearn.diagnosis.run_data import Curve, RunData
 
 RISEN = 0.01
 """Smallest rise of alignment that gets an event time."""
 WIDE = 1.5
 """Consecutive measurements whose steps differ by more than this factor leave a gap: no time is given inside it."""
-SAME = 1.1
-"""Training loss fills gaps of the probe loss if their ratio is constant within this factor."""
-COMPARED = 3
-"""Number of steps at which the two are compared, at least, while the probe loss is above LEFT of the first."""
-LEFT = 0.05
 
 
 @dataclass(frozen=True)
@@ -70,6 +62,8 @@ class Events:
     """of alignment, from the first to the last measurement"""
     growth: float
     """last kernel norm divided by the first"""
+    settled: float
+    """the first recorded step from which the kernel stays near the last one; nan if only the last measurement is"""
 
     @property
     def silent(self) -> bool | None:
@@ -110,10 +104,10 @@ def alignment_curve(run_data: RunData) -> Curve | None:
 
 def events(run_data: RunData) -> Events:
     """The event times of one run."""
-    loss, alignment, norm = halving_loss(run_data), alignment_curve(run_data), run_data.since_start("ntk/norm")
+    loss, alignment, norm = run_data.loss, alignment_curve(run_data), run_data.since_start("ntk/norm")
     half = norm_10 = aligned = NEVER
     rise = growth = math.nan
-    if loss is not None and loss.first > 0:
+    if loss is not None and loss.from_start and loss.first > 0:
         half = crossing(loss, 0.5 * loss.first, logarithmic=True)
     if alignment is not None and alignment.from_start:
         rise = alignment.rise
@@ -122,7 +116,20 @@ def events(run_data: RunData) -> Events:
     if norm is not None and norm.first > 0:
         growth = norm.last / norm.first
         norm_10 = crossing(norm, 0.1 * norm.last, logarithmic=True) if norm.first < 0.1 * norm.last else NEVER
-    return Events(half, aligned, norm_10, rise, growth)
+    return Events(half, aligned, norm_10, rise, growth, _settled(run_data))
+
+
+def _settled(run_data: RunData) -> float:
+    """Return the first step from which the kernel differs by at most a tenth of the norm of the last kernel."""
+    steps = run_data.kernel_steps
+    if len(steps) < 3:
+        return math.nan
+    last, settled = run_data.kernel(steps[-1]).double(), math.nan
+    for step in reversed(steps[:-1]):
+        if float((run_data.kernel(step).double() - last).norm()) > SETTLED.high * float(last.norm()):
+            break
+        settled = float(step)
+    return settled
 
 
 def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> CrossingTime:
@@ -140,40 +147,3 @@ def crossing(curve: Curve, level: float, *, logarithmic: bool = False) -> Crossi
         before, after, level = (math.log(value) for value in (before, after, level))
     begin, end = curve.steps[i - 1 : i + 1].tolist()
     return CrossingTime(begin + (level - before) / (after - before) * (end - begin), begin, end)
-
-
-def halving_loss(run_data: RunData) -> Curve | None:
-    """The loss on the probe; its gaps are filled with the training loss if the two agree."""
-    probe = run_data.loss
-    if probe is None or not probe.from_start or not bool((probe.values > 0).all()):
-        return probe if probe is not None and probe.from_start else None
-    trained = _training_loss(run_data)
-    if trained is None:
-        return probe
-    common = ~_in_gap(trained, probe.steps) & (probe.values > LEFT * probe.first)
-    ratio = (trained.logarithmic_at(probe.steps) - probe.values.log())[common]
-    if len(ratio) < COMPARED or float(ratio.max() - ratio.min()) > math.log(SAME):
-        return probe
-    gaps = _in_gap(probe, trained.steps)
-    steps = torch.cat([probe.steps, trained.steps[gaps]])
-    values = torch.cat([probe.values, trained.values[gaps] / ratio.mean().exp()])
-    order = steps.argsort()
-    return Curve(steps[order], values[order])
-
-
-def _training_loss(run_data: RunData) -> Curve | None:
-    """The training loss: means since the previous line, placed in the middle of that interval."""
-    passed = run_data.curve("loss")
-    if passed is None or not bool((passed.values > 0).all()):
-        return None
-    before = torch.cat([passed.steps.new_zeros(1), passed.steps[:-1]])
-    return Curve((before + passed.steps - 1).clamp_min(0) / 2, passed.values)
-
-
-def _in_gap(curve: Curve, steps: Tensor) -> Tensor:
-    """Whether steps lie in a gap between measurements, or after the last one."""
-    after = torch.searchsorted(curve.steps, steps)  # index of the first measurement at or after the step
-    met = curve.steps[after.clamp_max(len(curve.steps) - 1)]
-    before = curve.steps[(after - 1).clamp_min(0)]
-    wide = met > (WIDE * before).maximum(before + 1)
-    return (met != steps) & (wide | (after == len(curve.steps)))

@@ -64,14 +64,8 @@ MACHINE = Threshold(
     0.1,
     "kernel machine: in Atanasov et al. 2022, Fig. 1, the final kernel is off by 0.03, the initial one by 0.3",
 )
-SPECIALIZED = Threshold(
-    0.02,
-    0.02,
-    "specialization: linear networks, which cannot specialize, have 0.01 (Shan & Bordelon 2021a, Sec. 6)",
-)
 LAYER_CHANGED = Threshold(0.05, 0.05, "mechanism: by choice, a change of alignment or norms by 5 %")
-SETTLED = Threshold(0.25, 0.25, "settled: by choice, an error of a quarter in ln loss")
-POWER_LAW = Threshold(0.8, 1.25, "power law: by choice, the exponent of the second half divided by that of the first")
+SETTLED = Threshold(0.1, 0.1, "settled: by choice, a tenth of the norm of the last kernel")
 MOVED = Threshold(0.1, 0.1, "weights: by choice, a tenth of the first norm")
 LEARNED = Threshold(0.02, 0.02, "layers: by choice, training made 2 % of the agreement of weights and gradients")
 """Centered share of a layer (Beaglehole et al. 2024). It goes as the fourth power of how far the weight moved, and is

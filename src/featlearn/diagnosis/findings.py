@@ -15,13 +15,11 @@ from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, layer_
 from featlearn.diagnosis.machine import KernelMachine, kernel_machine
 from featlearn.diagnosis.moved_features import MovedFeatures, moved_features, recorded_estimate
 from featlearn.diagnosis.opinions import Opinion, opinions
-from featlearn.diagnosis.rates import LossRates, Unknown
+from featlearn.diagnosis.rates import LossRates
 from featlearn.diagnosis.run_data import Curve, RunData, fell
-from featlearn.diagnosis.settling import Settling, settling
 from featlearn.diagnosis.usefulness import Usefulness, usefulness
-from featlearn.errors import FeatlearnError
 from featlearn.linalg.estimate import Estimate
-from featlearn.metrics import feature_rate, kernel_distance
+from featlearn.metrics import kernel_distance
 from featlearn.record import Run
 
 FOLDS = 16
@@ -170,11 +168,6 @@ class Findings:
         return events(self.run_data)
 
     @cached_property
-    def settling(self) -> Settling | Unknown:
-        """When the kernel settled."""
-        return settling(self.rates)
-
-    @cached_property
     def machine(self) -> KernelMachine:
         """Kernel regression against the network; undecided after little training, when every kernel fits."""
         found = kernel_machine(self.run_data)
@@ -191,39 +184,6 @@ class Findings:
     def layers(self) -> dict[str, LayerLearning]:
         """By layer."""
         return layer_learning(self.run_data)
-
-    @property
-    def specialization(self) -> float:
-        """Mean of the diagonal of the last specialization matrix minus the mean of the rest."""
-        return self._specialization(-1)
-
-    @property
-    def specialization_at_start(self) -> float:
-        """The same for the first matrix."""
-        return self._specialization(0)
-
-    def _specialization(self, at: int) -> float:
-        diagonal, y = self.run_data.curve("ntk/specialization"), self.run_data.targets
-        if diagonal is None or y is None or y.shape[1] < 2 or (at == 0 and not diagonal.from_start):
-            return math.nan
-        # every column averages to 1
-        outputs = y.shape[1]
-        return (float(diagonal.values[at]) - 1) * outputs / (outputs - 1)
-
-    @cached_property
-    def feature_rate(self) -> float:
-        """The effective feature rate of the whole run, for kernels and targets of norm one."""
-        run_data, y, steps = self.run_data, self.run_data.targets, self.run_data.kernel_steps
-        if y is None or len(steps) < 2 or steps[0] != 0:
-            return math.nan
-        key = "mean" if y.shape[1] == 1 else "each"
-        first, last = run_data.array("kernel", steps[0], key), run_data.array("kernel", steps[-1], key)
-        if first is None or last is None or first.shape != last.shape:
-            return math.nan
-        try:
-            return float(feature_rate(first, last, y[:, 0] if key == "mean" else y, normalized=True))
-        except FeatlearnError:
-            return math.nan
 
 
 def jackknife(measure: Callable[[Tensor, Tensor], float], first: Tensor, last: Tensor) -> Estimate:

@@ -26,12 +26,8 @@ LARGEST, LARGEST_OF_LOGISTIC = 2048, 1024
 
 BEYOND_THE_PROBE = "a network that was trained on more than the probe would need a regression on all of it"
 BETWEEN_OUTPUTS = (
-    "kernels between different outputs were not recorded, and may be what is missing; watch with at most 2048 / C "
-    "samples in probe= and in test="
-)
-TOO_LARGE = (
-    f"kernels between different outputs were left out, as descent on this loss is followed for at most "
-    f"{LARGEST_OF_LOGISTIC} samples times outputs"
+    "kernels between different outputs were not used, and may be what is missing; watch with at most "
+    f"{LARGEST} / C samples in probe= and in test=, for a cross-entropy {LARGEST_OF_LOGISTIC} / C"
 )
 
 
@@ -71,44 +67,31 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
         return KernelMachine(None, reason="outputs of the test points are missing")
     if not bool((f1 != f0).any()):
         return KernelMachine(None, reason="the outputs did not change")
-    errors, correlations, whole, thinned = {}, {}, True, False
+    errors, correlations, whole = {}, {}, True
     kernels = (("final", "kernel", last), ("initial", "kernel", first), ("optimizer", "optimizer_kernel", last))
     for name, place, step in kernels:
-        pair = path_kernels(run_data, place, step)
+        pair = kernels_at(run_data, place, step)
         comparison = None if pair is None else _comparison(run_data, *pair, f0, f1)
         if pair is not None and comparison is not None:
             errors[name], correlations[name] = float(comparison.relative_error), float(comparison.correlation)
             whole = whole and (pair[0].dim() == 4 or y.shape[1] == 1)
-            thinned = thinned or left_out(run_data, place, step)
     if not errors:
         return KernelMachine(None, reason="no kernel between test points and probe was recorded")
     of = next((name for name in SIMPLEST if errors.get(name, math.inf) <= MACHINE.high), None)
-    reason = BEYOND_THE_PROBE if whole else TOO_LARGE if thinned else BETWEEN_OUTPUTS
-    outputs = "all" if whole else "mean"
-    return KernelMachine(of, errors, correlations, outputs, "" if of and not thinned else reason)
+    reason = "" if of else BEYOND_THE_PROBE if whole else BETWEEN_OUTPUTS
+    return KernelMachine(of, errors, correlations, "all" if whole else "mean", reason)
 
 
-def kernels_at(run_data: RunData, place: str, step: int, largest: int = LARGEST) -> tuple[Tensor, Tensor] | None:
+def kernels_at(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] | None:
     """Return kernels (probe, probe) and (test, probe): between all outputs if recorded, else the mean over outputs."""
     crosses = place if place == "optimizer_kernel" else "test"
     full, cross_full = run_data.array(place, step, "full"), run_data.array(crosses, step, "cross_full")
     if full is not None and cross_full is not None and full.dim() == cross_full.dim() == 4:
         samples, _, outputs, _ = full.shape
-        if samples * outputs <= largest:
+        if samples * outputs <= (LARGEST_OF_LOGISTIC if run_data.loss_kind.logistic else LARGEST):
             return full, cross_full
     mean, cross = run_data.array(place, step, "mean"), run_data.array(crosses, step, "cross")
     return None if mean is None or cross is None else (mean, cross)
-
-
-def path_kernels(run_data: RunData, place: str, step: int) -> tuple[Tensor, Tensor] | None:
-    """Return the kernels that descent is followed with; a logistic loss takes many products with them."""
-    return kernels_at(run_data, place, step, LARGEST_OF_LOGISTIC if run_data.loss_kind.logistic else LARGEST)
-
-
-def left_out(run_data: RunData, place: str, step: int) -> bool:
-    """Return whether a kernel between all outputs was recorded, but is too large for descent on this loss."""
-    pair, used = kernels_at(run_data, place, step), path_kernels(run_data, place, step)
-    return pair is not None and used is not None and pair[0].dim() == 4 != used[0].dim()
 
 
 def _comparison(run_data: RunData, kernel: Tensor, cross: Tensor, f0: Tensor, f1: Tensor) -> Agreement | None:

@@ -21,10 +21,8 @@ REPLAYED = 40
 """Largest number of kernels that are replayed."""
 SAMPLES = 64
 """Largest number of probe samples that are replayed for cross-entropy."""
-FITS = 0.3
-"""Relative error up to which the first change of the outputs counts as kernel descent."""
 AGREES = 1.5
-"""Factor within which a declared rate agrees with the rate of the first steps."""
+"""Factor within which a declared rate agrees with the fitted one."""
 FIRST_IS_MISSING = "the first kernel, with outputs and targets, is not there"
 
 
@@ -65,25 +63,21 @@ class LossRates:
         spent = ((values[1:] + values[:-1]) / 2 * steps.diff()).cumsum(0)
         return Curve(steps, torch.cat([steps.new_zeros(1), spent]))
 
-    @property
-    def exact(self) -> bool:
-        """Whether the recorded kernels omit nothing: one output, and a rate that fits the first steps."""
-        y = self.run_data.targets
-        return y is not None and y.shape[1] == 1 and isinstance(self.of_first_steps, TimeScale)
-
     @cached_property
     def best(self) -> TimeScale | Unknown:
-        """The rate of the first steps for one output.
+        """The declared rate of one output, if it agrees with the loss; else the rate fitted to the loss.
 
-        With several outputs the recorded kernels omit terms between them, for which a rate fitted to the loss makes up.
+        With several outputs the recorded kernels omit terms between them, for which a fitted rate makes up.
         """
-        fitted, first = self.of_loss, self.of_first_steps
-        if isinstance(fitted, TimeScale) and not self.exact:
+        fitted, declared, y = self.of_loss, self._declared(), self.run_data.targets
+        if declared is None or y is None or y.shape[1] > 1:
             return fitted
-        if isinstance(first, TimeScale):
-            return first
-        reasons = dict.fromkeys(unknown.reason for unknown in (fitted, first) if isinstance(unknown, Unknown))
-        return Unknown(f"no rate is known: {'; '.join(reasons)}")
+        if isinstance(fitted, Unknown):  # two kernels alone fit no rate
+            return declared if len(self.run_data.kernel_steps) == 2 else fitted
+        ratio = declared.rate / fitted.rate
+        if 1 / AGREES <= ratio <= AGREES:
+            return declared
+        return TimeScale(fitted.rate, f"{fitted.source} (the declared one is {ratio:.3g} times that)")
 
     @cached_property
     def of_loss(self) -> TimeScale | Unknown:
@@ -140,76 +134,14 @@ class LossRates:
         """The loss of outputs (P, C), in the unit of `RunData.loss`."""
         return float(self.run_data.loss_kind.mean(f, self.targets))
 
-    @cached_property
-    def of_first_steps(self) -> TimeScale | Unknown:
-        """The declared rate if it agrees with the first steps, else one fitted to them."""
-        steps = self.run_data.kernel_steps
-        if not steps or steps[0] != 0:
-            return Unknown(FIRST_IS_MISSING)
-        declared, fitted = self._declared(), self._fitted()
-        if isinstance(declared, TimeScale) and isinstance(fitted, TimeScale):
-            ratio = declared.rate / fitted.rate
-            if 1 / AGREES <= ratio <= AGREES:
-                return declared
-            return TimeScale(fitted.rate, f"{fitted.source} (the declared one is {ratio:.3g} times that)")
-        return fitted
-
-    def _declared(self) -> TimeScale | Unknown:
+    def _declared(self) -> TimeScale | None:
         run_data, y = self.run_data, self.run_data.targets
         loss = run_data.run.config.get("loss_convention")
         kind, momentum, one_rate = run_data.optimizer
         if loss not in NAMES or kind != "SGD" or not one_rate or run_data.curve("lr") is None or y is None:
-            return Unknown("the loss convention, or one plain learning rate, was not declared")
+            return None
         per_lr = rate(1.0, loss, P=len(y), C=y.shape[1]) / (1 - momentum)
         return TimeScale(per_lr, f"the declared learning rate and loss {loss!r}")
-
-    def _fitted(self) -> TimeScale | Unknown:
-        """The rate at which descent with the first kernel reproduces the first steps."""
-        run_data, loss = self.run_data, self.run_data.loss
-        if loss is None:
-            return Unknown("too few losses were recorded")
-        early = [s for s in run_data.kernel_steps[1:] if float(loss.at(torch.tensor([float(s)]))) > 0.8 * loss.first]
-        fits = [fit for fit in map(self._fit, early[:8] or run_data.kernel_steps[1:2]) if fit is not None]
-        if not fits:
-            return Unknown("the outputs did not move in the first steps")
-        error, step, per_unit = min(fits)
-        if error > FITS:
-            return Unknown(
-                f"the first steps are no descent with the first kernel, off by {error:.0%}: another optimizer, unequal "
-                "learning rates, terms between outputs, or noise"
-            )
-        return TimeScale(per_unit, f"a rate fitted to the outputs at step {step}, off by {error:.1%}")
-
-    def _fit(self, step: int) -> tuple[float, int, float] | None:
-        """(relative error of the change of the outputs, step, rate per unit of elapsed)."""
-        run_data = self.run_data
-        start = run_data.outputs(0)
-        moved = run_data.outputs(step) - start
-        # recorded in single precision
-        if float(moved.norm()) <= 1e-4 * float(start.norm()) or not bool(moved.any()):
-            return None
-        kernel = run_data.kernel(0).double()
-        pull = self.targets - run_data.loss_kind.predictions(start)
-        speed = kernel @ pull
-        elapsed = float(self.elapsed.at(torch.tensor([float(step)]))) * self._momentum_share(step)
-        if not bool(speed.any()) or elapsed <= 0:
-            return None
-        linear = float((speed * moved).sum() / speed.square().sum())
-        if linear <= 0 or run_data.loss_kind.logistic:
-            return float((moved - linear * speed).norm() / moved.norm()), step, linear / elapsed
-        values, vectors = torch.linalg.eigh(kernel)
-        away, wanted = vectors.mT @ pull, vectors.mT @ moved
-        times = linear * torch.logspace(-1, 2, 241, dtype=torch.float64)
-        paths = -torch.expm1(-values.clamp_min(0)[:, None] * times)  # (P, T)
-        # |difference|^2 summed over modes, for all times at once
-        errors = away.square().sum(1) @ paths.square() - 2 * (away * wanted).sum(1) @ paths + wanted.square().sum()
-        best = int(errors.argmin())
-        return math.sqrt(max(float(errors[best]), 0.0)) / float(moved.norm()), step, float(times[best]) / elapsed
-
-    def _momentum_share(self, step: int) -> float:
-        """Mean speed over the first steps relative to the final speed under momentum."""
-        momentum = self.run_data.optimizer[1]
-        return 1 - momentum * (1 - momentum**step) / ((1 - momentum) * step)
 
 
 def reached(curve: Curve, level: float) -> float:

@@ -25,15 +25,10 @@ from featlearn.diagnosis.usefulness import Helped, Usefulness
 from featlearn.diagnosis.words import dead_network, percent, points
 
 SIDES = {-1: "lazy", 0: "between", 1: "rich"}
-NOUNS = {
-    "misclassified": "of the test points misclassified",
-    "labels": "of the labels of the test points wrong",
-    "variance": "of the test variance missed",
-}
 
 
-def regime_evidence(findings: Sequence[Findings], basis: Numbers) -> list[Evidence]:
-    """Return all statements on the regime."""
+def regime_evidence(findings: Sequence[Findings], basis: Numbers, answer: tuple[Helped, str]) -> list[Evidence]:
+    """Return all statements on the regime; `answer`: whether it helped."""
     return [
         *breakdowns(findings),
         *_warnings(findings),
@@ -41,7 +36,7 @@ def regime_evidence(findings: Sequence[Findings], basis: Numbers) -> list[Eviden
         *_about_features(findings, basis),
         *_about_kernel(findings, basis),
         *_about_loss(findings, basis),
-        *_about_use(findings),
+        *_about_use(findings, answer),
     ]
 
 
@@ -164,23 +159,13 @@ def _about_loss(findings: Sequence[Findings], basis: Numbers) -> list[Evidence]:
     return [evidence("regime", says, basis.left, against, FALLEN, "thin" if basis.learned is False else "")]
 
 
-def _about_use(findings: Sequence[Findings]) -> list[Evidence]:
-    known = [one.useful for one in findings if math.isfinite(one.useful.network)]
-    if not known:
+def _about_use(findings: Sequence[Findings], answer: tuple[Helped, str]) -> list[Evidence]:
+    """Return whether learning features helped; the value is the error with the first kernel less the network's."""
+    gain = sample([one.useful.first - one.useful.network for one in findings])
+    if gain is None:
         reasons = dict.fromkeys(one.useful.reason for one in findings)
         return [unknown("usefulness", f"whether learning helped on unseen data: {'; '.join(reasons)}")]
-    useful = mean_record(known)
-    noun = NOUNS[useful.unit]
-    says = f"the network: {useful.network:.3g} {noun}; the best constant prediction {useful.constant:.3g}"
-    if not math.isfinite(useful.first):
-        return [Evidence("usefulness", says, useful.network, runs=len(known))]
-    says += f"; regression on the {useful.samples or 'same'} samples of the probe with the first kernel "
-    says += f"{useful.first:.3g}, with the last {useful.later:.3g}"
-    if math.isfinite(useful.error):
-        says += f" (difference ± {useful.error:.2g})"
-    answers = {one.better for one in known}
-    better = {True: "better", False: "worse", None: "the same"}[answers.pop() if len(answers) == 1 else None]
-    return [Evidence("usefulness", says, useful.later - useful.first, runs=len(known), verdict=better)]
+    return [Evidence("usefulness", answer[1], gain.mean, spread=gain.spread, runs=gain.runs, verdict=answer[0])]
 
 
 def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
@@ -196,8 +181,6 @@ def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
     if any(one.learned is False for one in known):
         word = {"no": "No", "cannot tell": "Cannot tell", "yes": "Yes"}[answer]
         return answer, f"{word}. {fit}, which is no better than a constant prediction."
-    if all(one.learned is None for one in known):
-        return "cannot tell", f"Cannot tell. {fit}: too few test points."
     if not math.isfinite(useful.first):
         return answer, f"Cannot tell. {fit}; {useful.reason}."
     if all(one.worse_than_constant for one in known):
@@ -205,6 +188,8 @@ def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
     share = (lambda error: percent(1 - error)) if useful.unit != "variance" else percent
     rival = f"a kernel method on the initial features reaches {share(useful.first)}"
     seen = f" The kernel method saw the {useful.samples} samples of the probe, the network possibly more."
+    if all(one.learned is None for one in known):
+        return answer, f"Cannot tell. {fit}; {rival}: too few test points."
     if answer == "yes" and regime == "lazy":
         why = "A lazy network that is better saw more data, or was trained on another loss."
         return "cannot tell", f"Cannot tell. {fit}; {rival}. {why}"

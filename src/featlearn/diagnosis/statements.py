@@ -13,10 +13,8 @@ from featlearn.diagnosis.evidence import (
     MOVED,
     NORM_GREW,
     SETTLED,
-    SPECIALIZED,
     Evidence,
     Threshold,
-    estimate_of,
     evidence,
     mean,
     mean_record,
@@ -26,8 +24,6 @@ from featlearn.diagnosis.evidence import (
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, name_of
 from featlearn.diagnosis.machine import KernelMachine
-from featlearn.diagnosis.rates import Unknown
-from featlearn.diagnosis.settling import STILL, Settling
 from featlearn.diagnosis.words import LISTED, list_layers, percent
 
 
@@ -94,24 +90,14 @@ def assess_opinions(findings: Sequence[Findings]) -> list[Evidence]:
 
 def assess_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]]:
     """Return when the kernel settled."""
-    topic = "the kernel settled"
-    known = [one.settling for one in findings if isinstance(one.settling, Settling)]
-    error = sample([one.error for one in known])
-    if not known or error is None:
-        reasons = "; ".join(sorted({one.settling.reason for one in findings if isinstance(one.settling, Unknown)}))
-        return math.nan, [unknown(topic, f"when the kernel settled: {reasons}")]
-    step, still = mean([one.step for one in known]), all(one.still for one in known)
-    fitted = ", its rate fitted within a factor of two" if any(one.fitted for one in known) else ""
-    count = sum(math.isfinite(one.step) for one in known)
-    some = f" on {count} of {len(findings)} runs" if len(findings) > 1 else ""
-    says = f"at step {step:.3g}{some}: descent frozen there predicts the rest of ln loss within {error.words}{fitted}"
-    if math.isnan(step):
-        says = "at no step while the loss still fell: the best prediction of the rest is off by "
-        says += f"{error.words} in ln loss"
-    elif still:
-        says = f"from the start{some}: the kernel changed by {error.words} of its norm"
-    verdict = "no" if math.isnan(step) else "yes"
-    return step, [evidence(topic, says, error, f"at most {STILL if still else SETTLED.high:g}", SETTLED, verdict)]
+    topic, step = "the kernel settled", sample([one.events.settled for one in findings])
+    if step is None:
+        recorded = all(len(one.run_data.kernel_steps) > 2 for one in findings)
+        why = "it still moved at the end" if recorded else "fewer than three kernels were recorded"
+        return math.nan, [unknown(topic, f"when the kernel settled: {why}")]
+    says = f"at step {step.words}: from there on it stays near the last kernel"
+    against = f"differs by at most {SETTLED.high:g} of its norm"
+    return step.mean, [evidence(topic, says, step, against, SETTLED, "yes")]
 
 
 def assess_kernel_machine(findings: Sequence[Findings]) -> tuple[KernelMachine, list[Evidence]]:
@@ -214,28 +200,3 @@ def learned_in(layers: Mapping[str, LayerLearning]) -> list[str]:
     """Return layers in which training made the weights agree with the gradients, most first; not the readout."""
     names = [name for name, one in layers.items() if one.centered_share > LEARNED.high and not one.readout]
     return sorted(names, key=lambda name: -layers[name].centered_share)
-
-
-def assess_features(findings: Sequence[Findings]) -> tuple[float, float, list[Evidence]]:
-    """Return specialization and the effective feature rate."""
-    statements = []
-    special, rate = (sample([getattr(one, name) for one in findings]) for name in ("specialization", "feature_rate"))
-    begun = mean([one.specialization_at_start for one in findings])
-    if special is not None:
-        size = special._replace(mean=abs(special.mean)).words
-        says = f"the kernel of an output fits its own target {_compared(special.mean)} by {size}"
-        if math.isnan(begun):
-            says, grown = f"{says}; at the start it was not recorded", "cannot tell"
-        else:
-            says += f", at the start {_compared(begun)} by {abs(begun):.2g}"
-            grown = "yes" if special.mean - begun > SPECIALIZED.high else "no"
-        against = f"grown by more than {SPECIALIZED.high:g}"
-        statements.append(evidence("specialization", says, special, against, SPECIALIZED, grown))
-    if rate is not None and rate.mean > 0:  # negative where alignment fell: no features evolved toward the task
-        says = f"the effective feature rate is {rate.words}, for kernel and targets of norm one"
-        statements.append(Evidence("feature rate", says, rate.mean, spread=rate.spread, runs=rate.runs))
-    return float(estimate_of(special)), float(estimate_of(rate)), statements
-
-
-def _compared(fit: float) -> str:
-    return "worse" if fit < 0 else "better"

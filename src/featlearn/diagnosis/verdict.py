@@ -19,7 +19,6 @@ from featlearn.diagnosis.moved_features import MovedFeatures
 from featlearn.diagnosis.opinions import Opinion
 from featlearn.diagnosis.regime_evidence import breakdowns, helped, regime_evidence
 from featlearn.diagnosis.statements import (
-    assess_features,
     assess_kernel_machine,
     assess_layers,
     assess_opinions,
@@ -33,7 +32,7 @@ from featlearn.errors import InputTypeError, InputValueError
 from featlearn.linalg.estimate import Estimate
 from featlearn.record import Run, open_run
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of `Diagnosis.to_json`; increased when a name is removed or changes its meaning."""
 WIDTH = 100
 """Columns of `Diagnosis.full`."""
@@ -84,10 +83,6 @@ class Diagnosis:
     times: Mapping[str, float]
     """steps: loss_half, alignment_90, norm_10, kernel_settled, rich_from; means over runs, nan if an event did not
     happen or lies in a gap between measurements in any run"""
-    specialization: float
-    """how much better each output's kernel fits its own target than the others do"""
-    feature_rate: float
-    """effective feature rate (Shan & Bordelon 2021a, Sec. 7) for kernels and targets of norm one"""
     evidence: Sequence[Evidence]
     """every statement with its number, threshold and source"""
     runs: tuple[str, ...]
@@ -136,8 +131,6 @@ class Diagnosis:
         sources = list(dict.fromkeys(item.source for item in self.evidence if item.source))
         topics |= {"thresholds": sources} if sources else {}
         lines = [_wrapped(f"{', '.join(self.runs)}: {self.headline} {self.explanation}".rstrip(), "", "  ")]
-        if not all(one.run_data.lost for one in self.findings):
-            lines.append(_wrapped(f"did it help? {self.why_helped}", "", "  "))
         for topic, statements in topics.items():
             lines += [f"{topic}:", *(_wrapped(statement, "  - ", "    ") for statement in statements)]
         return "\n".join(lines)
@@ -181,13 +174,17 @@ def diagnose_findings(findings: Sequence[Findings]) -> Diagnosis:
     silent, times, about_silence = assess_silence(findings)
     settled, about_settling = assess_settling(findings)
     machine, about_machine = assess_kernel_machine(findings)
-    specialization, rate, about_features = assess_features(findings)
+    answer, why = helped(findings, verdict.regime)
     evidence = breakdowns(findings)
     if not lost:
-        evidence = [*regime_evidence(findings, basis), *assess_opinions(findings), *about_silence, *about_settling]
-        evidence += [*about_machine, *about_layers, *about_features]
+        evidence = [
+            *regime_evidence(findings, basis, (answer, why)),
+            *assess_opinions(findings),
+            *about_silence,
+            *about_settling,
+        ]
+        evidence += [*about_machine, *about_layers]
     estimates, first = {name: estimate_of(number) for name, number in known.items()}, findings[0]
-    answer, why = helped(findings, verdict.regime)
     return Diagnosis(
         regime="cannot tell" if lost else verdict.regime,
         so_far="" if lost else verdict.so_far,
@@ -207,8 +204,6 @@ def diagnose_findings(findings: Sequence[Findings]) -> Diagnosis:
         mechanism=mechanism,
         layers=layers,
         times={**times, "kernel_settled": settled, "rich_from": rich_from(findings)},
-        specialization=specialization,
-        feature_rate=rate,
         evidence=tuple(evidence),
         runs=tuple(one.run.name for one in findings),
         headline=_breakdown(findings) + ("Nothing else can be told." if lost else verdict.headline),
