@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def linearized(
     if not divides(method) or not (merging or head is not None):
         return Linearized(outputs, product, outputs + product)
     if method is forward_mode:
-        changes = _forward_changes(steps) if merging and steps is not None else {}
+        changes = _changes_of_weights(steps if merging else None, _dual_of, _dual_plus)
         if head is not None:
             changes[head] = _then_seen(changes.get(head), lambda result: seen.append(parts_of_dual(result)))
         again, along = dual_outputs(
@@ -82,30 +82,39 @@ def _outputs_and_product(
     return batch.outputs(slice(None)).detach(), method(measurement, batch, tangents)[0].detach()
 
 
-def _forward_changes(steps: Steps) -> dict[int, Change]:
-    """Give merged weights their own changes as tangents."""
+def _changes_of_weights(
+    steps: Steps | None, form: Callable[[Tensor, Tensor], Tensor], add: Callable[[Tensor, Tensor], Tensor]
+) -> dict[int, Change]:
+    """Give merged weights their own changes: `form(weight, change)`, and `add(result, change)` behind an adapter."""
     changes: dict[int, Change] = {}
     inputs: dict[int, tuple[Any, tuple[Any, ...], Tensor]] = {}
 
-    def form(function: Any, arguments: tuple[Any, ...], result: Tensor, change: Tensor) -> Tensor:
-        dual: Tensor = forward_ad.make_dual(parts_of_dual(result)[0], change.to(result.dtype))
-        return dual
+    def formed(function: Any, arguments: tuple[Any, ...], result: Tensor, change: Tensor) -> Tensor:
+        return form(result, change.to(result.dtype))
 
     def note(function: Any, arguments: tuple[Any, ...], result: Tensor, inner: int) -> Tensor:
-        inputs[inner] = (function, arguments, parts_of_dual(arguments[0])[0])
+        inputs[inner] = (function, arguments, parts_of_dual(arguments[0])[0].detach())
         return result
 
-    def add(function: Any, arguments: tuple[Any, ...], result: Tensor, step: tuple[int, Tensor, Tensor]) -> Tensor:
-        primal, tangent = parts_of_dual(result)
-        dual: Tensor = forward_ad.make_dual(primal, tangent + _both_maps(inputs[step[0]], function, arguments, step))
-        return dual
+    def added(function: Any, arguments: tuple[Any, ...], result: Tensor, step: tuple[int, Tensor, Tensor]) -> Tensor:
+        return add(result, _both_maps(inputs[step[0]], function, arguments, step))
 
-    for number, change in steps.formed.items():
-        changes[number] = partial(form, change=change)
-    for outer, step in steps.adapters.items():
+    for number, change in (steps.formed if steps else {}).items():
+        changes[number] = partial(formed, change=change)
+    for outer, step in (steps.adapters if steps else {}).items():
         changes[step[0]] = partial(note, inner=step[0])
-        changes[outer] = partial(add, step=step)
+        changes[outer] = partial(added, step=step)
     return changes
+
+
+def _dual_of(weight: Tensor, change: Tensor) -> Tensor:
+    dual: Tensor = forward_ad.make_dual(parts_of_dual(weight)[0], change)
+    return dual
+
+
+def _dual_plus(result: Tensor, change: Tensor) -> Tensor:
+    primal, tangent = parts_of_dual(result)
+    return _dual_of(primal, tangent + change)
 
 
 def _both_maps(
@@ -132,15 +141,6 @@ def _then_seen(change: Change | None, see: Callable[[Tensor], None]) -> Change:
     return changed
 
 
-T = TypeVar("T")
-
-
-def _seen(seen: list[Any], thing: Any, result: T) -> T:
-    """Note something, and return the result."""
-    seen.append(thing)
-    return result
-
-
 def _behind_head(
     measurement: Measurement, batch: ModelWithInputs, division: Division, head: int, h: Tensor, change: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -161,27 +161,16 @@ def _twice_backward_divided(
     """Return h, or the outputs without a head, and their change in effective weights."""
     heads: list[Tensor] = []
     leaves: list[tuple[Tensor, Tensor]] = []
-    inputs: dict[int, tuple[Any, tuple[Any, ...], Tensor]] = {}
-    changes: dict[int, Change] = {}
 
-    def form(function: Any, arguments: tuple[Any, ...], result: Tensor, change: Tensor) -> Tensor:
-        leaf = result.detach().requires_grad_()
-        return _seen(leaves, (leaf, change[None].to(leaf)), leaf)
+    def form(weight: Tensor, change: Tensor) -> Tensor:
+        leaf = weight.detach().requires_grad_()
+        leaves.append((leaf, change[None]))
+        return leaf
 
-    def note(function: Any, arguments: tuple[Any, ...], result: Tensor, inner: int) -> Tensor:
-        inputs[inner] = (function, arguments, arguments[0].detach())
-        return result
+    def add(result: Tensor, change: Tensor) -> Tensor:
+        return result + form(torch.zeros_like(result), change.detach())
 
-    def add(function: Any, arguments: tuple[Any, ...], result: Tensor, step: tuple[int, Tensor, Tensor]) -> Tensor:
-        leaf = torch.zeros_like(result, requires_grad=True)
-        leaves.append((leaf, _both_maps(inputs[step[0]], function, arguments, step)[None].detach()))
-        return result + leaf
-
-    for number, change in (steps.formed if steps else {}).items():
-        changes[number] = partial(form, change=change)
-    for outer, step in (steps.adapters if steps else {}).items():
-        changes[step[0]] = partial(note, inner=step[0])
-        changes[outer] = partial(add, step=step)
+    changes = _changes_of_weights(steps, form, add)
     if division.head is not None:
         changes[division.head] = _then_seen(changes.get(division.head), heads.append)
     with ElementaryOps():
