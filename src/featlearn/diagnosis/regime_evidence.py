@@ -178,15 +178,16 @@ def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
     answer: Helped = answers.pop() if len(answers) == 1 and len(known) == len(findings) else "cannot tell"
     useful = mean_record(known)
     fit = _fit(useful)
+    share = (lambda error: percent(1 - error)) if useful.unit != "variance" else percent
+    rival = f"a kernel method on the initial features reaches {share(useful.first)}"
     if any(one.learned is False for one in known):
         word = {"no": "No", "cannot tell": "Cannot tell", "yes": "Yes"}[answer]
-        return answer, f"{word}. {fit}, which is no better than a constant prediction."
+        beside = "" if useful.nothing_learnable else f"; {rival}"
+        return answer, f"{word}. {fit}, which is no better than a constant prediction{beside}."
     if not math.isfinite(useful.first):
         return answer, f"Cannot tell. {fit}; {useful.reason}."
     if all(one.worse_than_constant for one in known):
         return answer, f"Cannot tell. {fit}; kernel methods on the probe are worse than a constant prediction."
-    share = (lambda error: percent(1 - error)) if useful.unit != "variance" else percent
-    rival = f"a kernel method on the initial features reaches {share(useful.first)}"
     seen = f" The kernel method saw the {useful.samples} samples of the probe, the network possibly more."
     if all(one.learned is None for one in known):
         return answer, f"Cannot tell. {fit}; {rival}: too few test points."

@@ -66,6 +66,11 @@ class Usefulness:
         return min(self.first, self.later) >= self.constant
 
     @property
+    def nothing_learnable(self) -> bool:
+        """Whether neither the network nor regression with the first kernel is clearly better than a constant."""
+        return self.learned is False and not self.first < self.constant - RESOLVED
+
+    @property
     def learned(self) -> bool | None:
         """Whether the network is better than a constant prediction, by twice the standard error.
 
