@@ -35,7 +35,7 @@ def test_one_live_entry_is_ascribed_to_its_own_sample():
         fitting = [
             layout
             for layout in splits(plain.shape, samples)
-            if float(attribution_error(plain, weights, coded, layout)) < 1e-3
+            if float(attribution_error([plain], weights[:, None], coded, layout)) < 1e-3
         ]
         assert fitting == [Layout(samples, samples, 2)]
 

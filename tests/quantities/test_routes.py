@@ -172,7 +172,7 @@ def test_sample_axes_that_are_not_confirmed_are_corrected(
 
     monkeypatch.setattr(Audit, "axes_in", turned)
     if wrong == "no axis":
-        monkeypatch.setattr(audit, "_confirmed_layout", lambda *_: None)
+        monkeypatch.setattr(audit, "sample_layout", lambda *_: None)
     assert_exact(case)
 
 

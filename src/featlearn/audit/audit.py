@@ -36,9 +36,8 @@ from featlearn.graph.graph import (
     build_graph,
     numbers,
     parameter_gradients,
-    splits,
 )
-from featlearn.graph.samples import ProbedGraph, probed_graph, sample_error
+from featlearn.graph.samples import ProbedGraph, attribution_error, probed_graph, sample_layout
 from featlearn.network.state import KeptState
 from featlearn.ops.registry import proved_layouts, sample_axis
 from featlearn.separation import RepeatedPass
@@ -273,8 +272,7 @@ def refuse_unequal_sums(
 def expect_confirmed(deferred: DeferredChecks, chunk: Chunk, backpropagated: Backpropagated) -> None:
     """Require that the sample axis of every op in doubt is confirmed."""
     slack = chunk.precision**0.5
-    for node, _ in backpropagated.coded:
-        error = _error(chunk, backpropagated, node, _layout(chunk, node))
+    for error in _errors(chunk, backpropagated).values():
         deferred.expect(lambda error: error < slack, error)
 
 
@@ -283,17 +281,20 @@ def correct_axes(chunk: Chunk, backpropagated: Backpropagated) -> bool:
 
     Parameters at ops for which no axis is confirmed go to the fallback.
     """
-    nodes, slack = [node for node, _ in backpropagated.coded], chunk.precision**0.5
-    errors = numbers([_error(chunk, backpropagated, node, _layout(chunk, node)) for node in nodes])
-    wrong = [node for node, error in zip(nodes, errors, strict=True) if not error < slack]
-    layouts = {node: _confirmed_layout(chunk, backpropagated, node, slack) for node in wrong}
-    right = {node: layout for node, layout in layouts.items() if layout is not None}
+    assert chunk.graph is not None
+    errors, slack = _errors(chunk, backpropagated), chunk.precision**0.5
+    wrong = [node for node, error in zip(errors, numbers(list(errors.values())), strict=True) if not error < slack]
+    right: dict[Node, Layout] = {}
+    for node in wrong:
+        shape, gradients = chunk.graph.output_shape((node, 0)), _weighted_gradients(backpropagated, node)
+        if layout := sample_layout(shape, len(chunk.outputs), *gradients, slack):
+            right[node] = layout
     chunk.send_to_fallback(
         {
             name: f"the samples lie in no regular order at {reading.use.node.name()}"
             for name, uses in chunk.uses.items()
             for reading in uses.readings
-            if reading.use.node in layouts and reading.use.node not in right
+            if reading.use.node in wrong and reading.use.node not in right
         }
     )
     if right:
@@ -301,33 +302,22 @@ def correct_axes(chunk: Chunk, backpropagated: Backpropagated) -> bool:
     return bool(wrong)
 
 
-def _layout(chunk: Chunk, node: Node) -> Layout:
-    layout = chunk.axes[node]
-    assert layout is not None
-    return layout
+def _errors(chunk: Chunk, backpropagated: Backpropagated) -> dict[Node, Tensor]:
+    """Return, for every op in doubt, how far gradients are from those of the sample axis that it is read with."""
+    errors = {}
+    for node, _ in backpropagated.coded:
+        layout = chunk.axes[node]
+        assert layout is not None
+        errors[node] = attribution_error(*_weighted_gradients(backpropagated, node), layout)
+    return errors
 
 
-def _confirmed_layout(chunk: Chunk, backpropagated: Backpropagated, node: Node, slack: float) -> Layout | None:
-    assert chunk.graph is not None
-    for layout in splits(chunk.graph.output_shape((node, 0)), len(chunk.outputs)):
-        if float(_error(chunk, backpropagated, node, layout)) < slack:
-            return layout
-    return None
-
-
-def _error(chunk: Chunk, backpropagated: Backpropagated, node: Node, layout: Layout) -> Tensor:
-    """Return the largest difference of any sample, relative to the largest entry of that sample."""
-    weights, coded = backpropagated.weights, backpropagated.coded[node, 0]
-    assert weights is not None
-    mixed: Tensor | None = None
-    for k, gradient in enumerate(backpropagated.grads[node, 0]):
-        if gradient is not None:
-            term = layout.split(gradient.detach()) * weights[:, k].to(gradient)[:, None]
-            mixed = term if mixed is None else mixed.add_(term)
-    if coded is None:
-        return torch.zeros(()) if mixed is None else mixed.abs().amax().double().sign()
-    split = layout.split(coded.detach())
-    return sample_error(torch.zeros_like(split) if mixed is None else mixed, split)
+def _weighted_gradients(
+    backpropagated: Backpropagated, node: Node
+) -> tuple[Sequence[Tensor | None], Tensor, Tensor | None]:
+    """Return the gradients at an op for every direction, the weights, and the gradient with weights."""
+    assert backpropagated.weights is not None
+    return backpropagated.grads[node, 0], backpropagated.weights, backpropagated.coded[node, 0]
 
 
 @dataclass(frozen=True)

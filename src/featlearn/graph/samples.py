@@ -6,7 +6,7 @@ split (before, samples, after) under which each slice shows its own factor is th
 value does not belong to samples one by one (a weight, a table, rows picked by routing).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,25 +68,14 @@ def _axes(
     axes: dict[Node, Layout | None] = dict.fromkeys(graph.leaves.values())
     pending = _consumers(graph, list(axes), axes)
     while pending:
-        values = {node: (node, _used_output(graph, node, plain)) for node in pending}
-        options = {
-            node: list(splits(graph.described[node][value[1]][0], samples)) if not _is_nested(plain.get(value)) else []
-            for node, value in values.items()
-        }
-        axes |= {node: options[node][0] if options[node] else None for node in pending}
-        doubtful = [node for node in pending if options[node] and plain.get(values[node]) is not None]
-        for turn in range(max((len(options[node]) for node in doubtful), default=0)):  # most are right at once
-            errors = numbers(
-                [
-                    attribution_error(plain[values[node]], weights, coded[values[node]], options[node][turn])
-                    for node in doubtful
-                ]
-            )
-            wrong = [
-                node for node, error in zip(doubtful, errors, strict=True) if not error < graph.structure.precision**0.5
-            ]
-            doubtful = [node for node in wrong if turn + 1 < len(options[node])]
-            axes |= {node: options[node][turn + 1] if node in doubtful else None for node in wrong}
+        for node in pending:
+            value = (node, _used_output(graph, node, plain))
+            shape, gradient = graph.output_shape(value), plain.get(value)
+            if gradient is None:  # a guess
+                axes[node] = next(splits(shape, samples), None)
+            else:
+                found = None if gradient.is_nested else ([gradient], weights[:, None], coded[value])
+                axes[node] = found and sample_layout(shape, samples, *found, graph.structure.precision**0.5)
         pending = _consumers(graph, [node for node in pending if axes[node] is None], axes)
     return axes
 
@@ -110,10 +99,6 @@ def _used_output(graph: Graph, node: Node, plain: Mapping[Value, Tensor | None])
     return next(used, 0)
 
 
-def _is_nested(gradient: Tensor | None) -> bool:
-    return gradient is not None and gradient.is_nested
-
-
 def sample_factors(samples: int, generator: torch.Generator) -> Tensor:
     """Draw powers of two with a sign, (samples,), all different while there are few samples.
 
@@ -127,13 +112,29 @@ def sample_factors(samples: int, generator: torch.Generator) -> Tensor:
     return signs * torch.exp2(powers.double())
 
 
-def attribution_error(plain: Tensor | None, weights: Tensor, coded: Tensor | None, layout: Layout) -> Tensor:
-    """Return the largest |coded - weight_p plain| of any sample, relative to the largest entry of that sample."""
-    if plain is None or coded is None:
-        whole = coded if plain is None else plain
-        assert whole is not None
-        return whole.detach().abs().amax().double().sign()
-    expected = layout.split(plain.detach()) * weights.to(plain)[:, None]
+def sample_layout(
+    shape: torch.Size,
+    samples: int,
+    plain: Sequence[Tensor | None],
+    weights: Tensor,
+    coded: Tensor | None,
+    slack: float,
+) -> Layout | None:
+    """Return the layout under which weighted gradients are the plain ones times the weights of each sample."""
+    errors = ((layout, attribution_error(plain, weights, coded, layout)) for layout in splits(shape, samples))
+    return next((layout for layout, error in errors if float(error) < slack), None)
+
+
+def attribution_error(plain: Sequence[Tensor | None], weights: Tensor, coded: Tensor | None, layout: Layout) -> Tensor:
+    """Return the largest |coded - sum_k weights[p, k] plain[k]| of any sample p, relative to its largest entry."""
+    expected: Tensor | None = None
+    for k, gradient in enumerate(plain):
+        if gradient is not None:
+            term = layout.split(gradient.detach()) * weights[:, k].to(gradient)[:, None]
+            expected = term if expected is None else expected.add_(term)
+    if expected is None or coded is None:
+        whole = coded if expected is None else expected
+        return torch.zeros(()) if whole is None else whole.detach().abs().amax().double().sign()
     return sample_error(expected, layout.split(coded.detach()))
 
 

@@ -96,8 +96,8 @@ def estimate_alignment_of(
     with audited.request.group.together() as block:
         if y is None and not isinstance(data, torch.utils.data.DataLoader):
             raise InputTypeError(
-                "y is None and data is a batch, expected targets; pass y, or data=(inputs, targets) or a loader of such "
-                "pairs"
+                "y is None and data is a batch, expected targets; pass y, or data=(inputs, targets) or a loader of "
+                "such pairs"
             )
         if sketch is not None and audited.request.group.given:
             raise InputValueError("sketch= with group=, expected one of them: sketches are not divided among ranks")
