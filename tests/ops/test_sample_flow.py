@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from featlearn.graph.graph import Graph, Layout, Node, backward_to, build_graph, splits
@@ -183,8 +185,8 @@ ENTRY_BY_ENTRY: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("arrange", ARRANGEMENTS)
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@settings(max_examples=4, derandomize=True, deadline=None)
+@given(sizes=st.sampled_from(list(SIZES.values())), arrange=st.sampled_from(ARRANGEMENTS))
 @pytest.mark.parametrize("name", ENTRY_BY_ENTRY)
 def test_ops_that_keep_entries_in_place(name: str, sizes: tuple[int, int, int], arrange: Any):
     h, parameters = hidden(sizes)
@@ -242,9 +244,8 @@ ALONG_AN_AXIS: dict[str, tuple[Callable[[Tensor, int], Tensor], Callable[[int, i
 """An op along an axis, and where another axis is behind it."""
 
 
-@pytest.mark.parametrize("negative", [False, True])
-@pytest.mark.parametrize("arrange", ARRANGEMENTS)
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@settings(max_examples=4, derandomize=True, deadline=None)
+@given(sizes=st.sampled_from(list(SIZES.values())), arrange=st.sampled_from(ARRANGEMENTS), negative=st.booleans())
 @pytest.mark.parametrize("name", ALONG_AN_AXIS)
 def test_ops_along_an_axis(name: str, sizes: tuple[int, int, int], arrange: Any, negative: bool):
     """Along another axis than that of the samples everything is proved; along that of the samples nothing wrong is."""

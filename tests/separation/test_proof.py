@@ -13,6 +13,8 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import featlearn as fl
@@ -68,8 +70,8 @@ WITH_CONSTANTS_OF_EVERY_SAMPLE = {"Addcmul", "Atan2", "Gather", "Lerp", "MaskedF
 CHOOSING = {"Gather", "Index", "IndexSelect", "NativeDropout", "ReshapeAlias", "Sort", "Topk"}
 
 
-@pytest.mark.parametrize("arrange", ops.ARRANGEMENTS)
-@pytest.mark.parametrize("sizes", ops.SIZES.values(), ids=ops.SIZES)
+@settings(max_examples=4, derandomize=True, deadline=None)
+@given(sizes=st.sampled_from(list(ops.SIZES.values())), arrange=st.sampled_from(ops.ARRANGEMENTS))
 @pytest.mark.parametrize("name", ops.ENTRY_BY_ENTRY)
 def test_ops_that_keep_entries_in_place(name: str, sizes: tuple[int, int, int], arrange: Any):
     def function(x: Tensor) -> Tensor:
@@ -83,8 +85,8 @@ def test_ops_that_keep_entries_in_place(name: str, sizes: tuple[int, int, int], 
         assert proved
 
 
-@pytest.mark.parametrize("arrange", ops.ARRANGEMENTS)
-@pytest.mark.parametrize("sizes", ops.SIZES.values(), ids=ops.SIZES)
+@settings(max_examples=4, derandomize=True, deadline=None)
+@given(sizes=st.sampled_from(list(ops.SIZES.values())), arrange=st.sampled_from(ops.ARRANGEMENTS))
 @pytest.mark.parametrize("name", ops.ALONG_AN_AXIS)
 def test_ops_along_an_axis(name: str, sizes: tuple[int, int, int], arrange: Any):
     op, moved = ops.ALONG_AN_AXIS[name]
