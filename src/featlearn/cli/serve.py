@@ -19,7 +19,7 @@ def live(path: Path, /, *, port: int = 0, json: bool = False, debug: bool = Fals
         featlearn live runs --port 8300
 
     Args:
-        path: Folder of a run, or folder of runs up to two levels deep.
+        path: Folder of a run, or folder of runs up to two levels deep. One that does not exist yet is waited for.
         port: Port of the server; 0 selects a free port.
         json: Print one JSON document at the end instead.
         debug: Show where an error comes from.

@@ -76,6 +76,9 @@ def _loss(groups: Sequence[RunGroup], theory: Overlay) -> tuple[list[Chart], lis
         charts.append(Chart("loss", "Loss on the probe", lines, _unit(groups), y_axis="log", note=note))
     else:
         missing.append("no loss on the probe was recorded")
+    own = present(group.scalar("loss") for group in groups)
+    if own:
+        charts.append(Chart("training-loss", "Training loss", own, "as passed to watch.step", y_axis="log"))
     return [*charts, *_accuracy(groups)], missing
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from featlearn.diagnosis.verdict import findings_of
 from featlearn.record import Run
 from featlearn.reporting import curve_sections, layer_sections, matrix_sections
 from featlearn.reporting.comparison import comparison
-from featlearn.reporting.content_blocks import POINTS, Section
+from featlearn.reporting.content_blocks import POINTS, ContentBlock, Section
 from featlearn.reporting.document import html_page, static, write_page
 from featlearn.reporting.first_screen import answer, banner, chips, next_box, pictures, time_strip
 from featlearn.reporting.groups import RunGroup, groups
@@ -74,12 +75,22 @@ def report(
     return write_page(content, Path(path))
 
 
-def report_content(runs: Runs) -> dict[str, Any]:
-    """Return what the live page shows: HTML of all sections, data of the charts, and whether there are several runs."""
-    run_groups = groups(runs, points=POINTS)
+def live_content(findings: Sequence[Findings], *, ended: bool = False) -> dict[str, Any]:
+    """Return HTML and charts of the live page, whether runs are several, and at the end the whole report."""
+    run_groups = groups(findings, points=POINTS)
     shown = sections(run_groups, Overlay(None))
-    html = "".join([_first(run_groups, shown, "h2"), _next(run_groups), _tabs(run_groups, shown)])
-    return {"html": html, "blocks": _blocks(shown), "several": len(run_groups) > 1}
+    several = len(run_groups) > 1
+    curves, *others = shown
+    beside = [] if several else [chart for chart in curves.blocks if chart.key in LIVE_CHARTS]
+    below = [replace(curves, blocks=[chart for chart in curves.blocks if chart not in beside]), *others]
+    first = _first(run_groups, shown, "h2", charts=beside)
+    html = "".join([first, _next(run_groups), _tabs(run_groups, below)])
+    content = {"html": html, "blocks": _blocks(shown), "several": several}
+    return content | ({"page": _page(run_groups, shown, None)} if ended else {})
+
+
+LIVE_CHARTS = ("gap", "training-loss", "loss", "accuracy")
+"""Charts that the live page shows first."""
 
 
 def sections(run_groups: Sequence[RunGroup], overlay: Overlay, kernels: bool = True) -> list[Section]:
@@ -143,18 +154,33 @@ def _page(run_groups: Sequence[RunGroup], shown: Sequence[Section], title: str |
     )
 
 
-def _first(run_groups: Sequence[RunGroup], shown: Sequence[Section], name: str | None) -> Html:
-    """Return what comes before the tabs. `name`: element of the headline, where the page has another heading."""
+def _first(
+    run_groups: Sequence[RunGroup], shown: Sequence[Section], name: str | None, charts: Sequence[ContentBlock] = ()
+) -> Html:
+    """Return what comes before the tabs.
+
+    Args:
+        run_groups: Groups of runs.
+        shown: All sections.
+        name: Element of the headline, where the page has another heading.
+        charts: Charts of a live page, which stand beside headline and kernels.
+    """
     group = run_groups[0]
     if not group.alone:
         content = [tag("h2", "Runs"), comparison(run_groups), _legend(run_groups)]
         return tag("section", *content, id="verdict", tabindex=-1)
     kernels = next(part for part in shown if part.key == "kernels")
     drawn = [tag("h3", "Which samples does it treat alike?"), *map(block, kernels.blocks)] if kernels.blocks else []
+    drawn_kernels = tag("section", *drawn) if drawn else Html("")
+    head = [answer(group, name)]
+    if charts:
+        beside = tag("div", tag("div", *head, class_="answer"), drawn_kernels, class_="pictures")
+        head = [tag("div", *map(block, charts), beside, class_="live-first")]
+        drawn_kernels = Html("")
     content = [
         tag("h2", "Verdict", class_="unseen"),
-        answer(group, name),
-        pictures(group, tag("section", *drawn) if drawn else Html("")),
+        *head,
+        pictures(group, drawn_kernels),
         *(tag("p", tag("strong", "Not there: "), text(f"{reason}."), class_="missing") for reason in kernels.missing),
         time_strip(group),
     ]

@@ -95,7 +95,7 @@ def test_a_new_step_is_shown_within_two_seconds(browser: Browser, tmp_path: Path
             writer.scalars(step, {"loss": 1 / (1 + step)})
             until(browser, f"{PROGRESS}.includes('step {step}, loss {1 / (1 + step):.4g}')", 2)
             assert time.monotonic() - begun < 2.0
-        assert browser.evaluate(PROGRESS).startswith(f"{HOSTILE}: ")
+        assert browser.evaluate(PROGRESS).startswith(HOSTILE)
         asked = [one for one in browser.requests() if one.startswith(("http", "ws"))]
         assert asked
         assert all(one.startswith(f"http://127.0.0.1:{port}/") for one in asked)
@@ -120,6 +120,65 @@ def test_the_end_of_the_server_is_said(browser: Browser, tmp_path: Path):
     until(browser, "document.getElementById('state').classList.contains('missing')", 10)
     assert "step 0" in browser.evaluate(PROGRESS)  # what was shown stays
     browser.visit("about:blank")
+
+
+def test_at_the_end_the_report_opens_without_the_server(browser: Browser, tmp_path: Path):
+    path = tmp_path / "a"
+    run = Growing(path, name="a", settings={"steps": 9})
+    run.measure(0, 1, 5)
+    with served(path) as port:
+        browser.visit(f"http://127.0.0.1:{port}/?token={TOKEN}")
+        until(browser, "document.querySelector('#figure-gap canvas')")
+        assert browser.evaluate("document.title").startswith("55%: a")
+        for chart in ("gap", "training-loss"):  # in sight before scrolling
+            assert (
+                browser.evaluate(f"document.querySelector('#figure-{chart} canvas').getBoundingClientRect().bottom")
+                < 800
+            )
+        run.measure(9)
+        run.writer.describe(finished=True)
+        run.writer.close()
+        until(browser, "document.querySelector('#state a')", 20)
+        browser.log()
+    time.sleep(2.0)
+    assert browser.log() == []  # nobody asks a server that has ended
+    state = words(browser, "#state")
+    assert state.startswith("Finished: open report.")
+    assert browser.evaluate("document.title").startswith("Finished: a")
+    assert browser.evaluate("document.querySelector('#figure-gap canvas') !== null")
+    browser.visit(browser.evaluate("document.querySelector('#state a').href"))
+    until(browser, "document.querySelector('#figure-gap canvas')")
+    assert browser.evaluate("document.querySelectorAll('[role=tab]').length") == 4
+    assert browser.log() == []
+    browser.visit("about:blank")
+
+
+def test_several_runs_are_a_table_with_a_line_each(browser: Browser, tmp_path: Path):
+    for name in ("a", "b"):
+        Growing(tmp_path / name, name=name).measure(0, 1, 5)
+    with live(browser, tmp_path, "document.querySelectorAll('#runs polyline').length === 2"):
+        points = browser.evaluate("document.querySelector('#runs polyline').getAttribute('points').split(' ').length")
+        assert points == 3
+        assert browser.evaluate("[...document.querySelectorAll('#runs th')].map((cell) => cell.textContent)") == [
+            "a",
+            "b",
+        ]
+
+
+def test_a_logarithmic_axis_becomes_linear_and_stays_so(browser: Browser, tmp_path: Path):
+    run = Growing(tmp_path / "a")
+    run.measure(0, 1, 5)
+    distribution = "drawing.charts.find(({ box }) => box.id === 'chart-training-loss').plot.scales.y.distr"
+    with live(browser, tmp_path / "a", "document.querySelector('#figure-training-loss .rescale')"):
+        assert browser.evaluate(distribution) == 3
+        charts = browser.evaluate("drawing.charts.length")
+        browser.click("#figure-training-loss .rescale")
+        assert browser.evaluate(distribution) == 1
+        assert words(browser, "#figure-training-loss .rescale") == "Log axis"
+        run.measure(20)
+        until(browser, "document.getElementById('step').max >= 3")
+        assert browser.evaluate(distribution) == 1
+        assert browser.evaluate("drawing.charts.length") == charts
 
 
 def test_an_error_of_a_run_is_shown(browser: Browser, tmp_path: Path):

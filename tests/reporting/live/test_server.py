@@ -1,7 +1,9 @@
 """Attacks on the server: who is answered, what is served, and what no run can do to it."""
 
+import contextlib
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -169,8 +171,21 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_is_no_folder_is_refused(tmp_path: Path):
+    (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="expected the folder of a run"):
-        serving.make_server(tmp_path / "gone", TOKEN)
+        serving.make_server(tmp_path / "file", TOKEN)
+
+
+def test_half_open_connections_do_not_lock_the_owner_out(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serving, "HEADER_PERIOD", 1.0)
+    with served(folder) as port, contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(60)]
+        for line in lines[::2]:
+            line.sendall(b"GET / HTTP/1.1\r\nHost: loc")
+        page = stack.enter_context(Page(port))  # its stream is a whole request, and stays
+        time.sleep(2.5)
+        assert answer(port)[0] == 200
+        assert page.message()[0] == "progress"
 
 
 def _link(run: Path, outside: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from featlearn.reporting.live.server import make_server, new_token, open_socket, page_address
 
 GRACE_PERIOD = 3.0
-"""Seconds between the end of training and the end of the server, so that pages get the last numbers."""
+"""Seconds between the end of training and the end of the server."""
+LONGEST_WAIT = 120.0
+"""Longest time in seconds that the server then waits for the report on the end, if a page is open."""
 
 
 def main() -> None:
@@ -24,6 +26,10 @@ def main() -> None:
         def stop() -> None:
             sys.stdin.read()
             time.sleep(GRACE_PERIOD)
+            end = time.monotonic() + LONGEST_WAIT
+            while server.feed.end_unsent and time.monotonic() < end:
+                time.sleep(0.2)
+            time.sleep(0.5)
             server.should_exit = True
 
         threading.Thread(target=stop, daemon=True).start()

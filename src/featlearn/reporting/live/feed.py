@@ -26,8 +26,7 @@ class Feed:
     def __init__(self, runs: LiveRuns) -> None:
         self._runs = runs
         self._messages: dict[str, str] = {}
-        self.pages = 0
-        """Open pages."""
+        self._sent: list[dict[str, str]] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -44,10 +43,22 @@ class Feed:
                 with suppress(asyncio.CancelledError):
                     await task
 
+    @property
+    def pages(self) -> int:
+        """Number of open pages."""
+        return len(self._sent)
+
+    @property
+    def end_unsent(self) -> bool:
+        """True if all runs have finished, and an open page lacks the report on the end."""
+        latest = self._messages.get("report")
+        late = any(sent.get("report") is not latest for sent in self._sent)
+        return self._runs.finished and bool(self._sent) and (late or self._runs.end_unreported)
+
     async def events(self) -> AsyncIterator[str]:
         """Yield server-sent events for one page. A slow page skips messages that are out of date."""
-        self.pages += 1
         sent: dict[str, str] = {}
+        self._sent.append(sent)
         last_time = time.monotonic()
         try:
             yield "retry: 1000\n\n"
@@ -62,7 +73,7 @@ class Feed:
                     last_time = time.monotonic()
                 await asyncio.sleep(PROGRESS_PERIOD / 2)
         finally:
-            self.pages -= 1
+            self._sent = [other for other in self._sent if other is not sent]
 
     async def _update(self, kind: str, read: Callable[[], dict[str, Any] | None], period: float) -> None:
         def message() -> str:

@@ -1,5 +1,6 @@
 """The runs of a folder: the progress of each, and the report on all of them."""
 
+import math
 import os
 import stat
 import time
@@ -26,8 +27,8 @@ SEARCH_PERIOD = 1.0
 """Seconds between two searches for runs."""
 TAIL = 2**18
 """Bytes at the end of the scalars that hold the latest measurement."""
-FINISHED = "finished"
-"""Last word of the progress of a run that has ended."""
+SPARKS = 48
+"""Largest number of losses in the line of a run."""
 LARGEST_RUN = 2**30
 """Bytes on disk up to which a run is reported while it is written."""
 
@@ -36,7 +37,7 @@ class LiveRuns:
     """A run, or the runs in a folder, down to two levels. Links are not followed."""
 
     def __init__(self, path: Path) -> None:
-        if not path.is_dir():
+        if path.exists() and not path.is_dir():
             raise RunError(f"{path} is no folder, expected the folder of a run that is written, or one of runs")
         self.path = path.resolve()
         self._keys: list[str] = []
@@ -47,32 +48,37 @@ class LiveRuns:
         self._reported_finished: set[str] = set()
 
     @property
+    def finished(self) -> bool:
+        """True if there are runs, and all of them have finished."""
+        return bool(self._keys) and set(self._keys) == self._finished
+
+    @property
     def end_unreported(self) -> bool:
         """True if a run has finished since the last report."""
         return bool(self._finished - self._reported_finished)
 
     def progress(self) -> dict[str, Any]:
-        """Return one line for each run, and all errors."""
+        """Return the state of each run, and all errors."""
         if time.monotonic() >= self._next_search:
             # A listed run stays listed while its folder exists, so that a damaged one is shown with its error.
             seen = {key for key in self._keys if (self.path / key).is_dir()}
             self._keys = sorted(seen | set(_keys(self.path)))
             self._next_search = time.monotonic() + SEARCH_PERIOD
-        lines, errors, finished = [], dict(self._report_errors), set()
+        states, errors, finished = [], dict(self._report_errors), set()
         for key in self._keys[:MOST_RUNS]:
-            line, error = _attempt(progress_line, self.path / key)
+            state, error = _attempt(run_state, self.path / key)
             if error:
                 errors[key] = error
             else:
-                lines.append(line)
-                finished |= {key} if line.endswith(FINISHED) else set()
+                states.append(state)
+                finished |= {key} if state["finished"] else set()
         self._finished = finished
-        return {"runs": lines, "errors": list(errors.values()), "left_out": max(len(self._keys) - MOST_RUNS, 0)}
+        return {"runs": states, "errors": list(errors.values()), "left_out": max(len(self._keys) - MOST_RUNS, 0)}
 
     def report(self) -> dict[str, Any] | None:
         """Return the report on all runs that can be read; None if nothing was written since the last report."""
         # torch takes seconds to load, which the page need not wait for
-        from featlearn.reporting.page import report_content
+        from featlearn.reporting.page import live_content
 
         keys, finished = self._keys[:MOST_RUNS], self._finished
         written = [(key, *_size_and_time(self.path / key)) for key in keys]
@@ -80,19 +86,22 @@ class LiveRuns:
             return None
         attempts = {key: _attempt(_open_and_diagnose, self.path / key) for key in keys}
         findings = [one for one, _ in attempts.values() if one is not None]
-        content, error = _attempt(report_content, findings) if findings else (None, "")
+        ended = set(keys) == finished
+        content, error = _attempt(lambda found: live_content(found, ended=ended), findings) if findings else (None, "")
         self._reported, self._reported_finished = written, finished
         self._report_errors = {key: message for key, (_, message) in attempts.items() if message}
         self._report_errors |= {"": error} if error else {}
         return content
 
 
-def progress_line(path: Path) -> str:
-    """Return name, step, loss, training time, and the share of measuring of a run, from its last measurement."""
+def run_state(path: Path) -> dict[str, Any]:
+    """Return name, facts in words, losses, and how far a run is, from its latest measurements."""
     run = open_run(path)
     config, lines = run.config, last_measurements(path)
     step, seconds = (lines[-1]["step"], lines[-1]["seconds"]) if lines else (None, None)
-    losses = [line["values"][name] for line in lines for name in ("loss", "probe/loss") if name in line["values"]]
+    values = [line["values"] for line in lines]
+    name = next((name for name in ("loss", "probe/loss") if any(name in each for each in values)), "")
+    losses = [each[name] for each in values if name in each]
     settings, finished = config.get("settings"), config.get("finished") is True
     steps = settings.get("steps") if isinstance(settings, dict) else None
     total = steps if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0 else None
@@ -107,14 +116,20 @@ def progress_line(path: Path) -> str:
             f"measuring took {overhead:.1%} of it" + (f", target {budget:.1%}" if isinstance(budget, float) else "")
         )
     if finished:
-        facts.append(FINISHED)
+        facts.append("finished")
     elif total and seconds and step:
         facts.append(f"about {max(total - step, 0) * seconds / step:.3g} s left")
-    return f"{run.name}: {', '.join(facts)}"
+    return {
+        "name": str(run.name),
+        "facts": ", ".join(facts),
+        "finished": finished,
+        "share": min(step / total, 1.0) if total and step is not None else None,
+        "losses": [loss for loss in losses if math.isfinite(loss)],
+    }
 
 
 def last_measurements(path: Path) -> list[dict[str, Any]]:
-    """Return the latest measurements of a run, oldest first. Lines that are still being written are skipped."""
+    """Return at most SPARKS measurements from the end of a run, oldest first; without lines still being written."""
     place = path / SCALARS
     if open_files(path).weight(SCALARS) is None:  # rejects links
         return []
@@ -132,7 +147,8 @@ def last_measurements(path: Path) -> list[dict[str, Any]]:
     if not whole and status.st_size > TAIL:
         raise RunError(f"{place} has a line of more than {TAIL} bytes, expected the lines of a run")
     try:
-        return [measurement(object_in(line, place)) for line in whole[-8:]]
+        stride = -(-len(whole) // SPARKS) or 1
+        return [measurement(object_in(line, place)) for line in whole[::-stride][::-1]]
     except (FeatlearnError, OverflowError) as error:
         raise RunError(f"{place} has a line that cannot be read: {error}") from error
 

@@ -28,18 +28,20 @@ def live_page(title: str) -> Html:
         skip=("Skip to the report", "report"),
         header=[
             tag("p", "Connecting ...", id="state", role="status", class_="note"),
-            tag("ul", id="runs"),
+            tag("table", tag("tbody", id="runs")),
             tag("ul", id="errors", class_="missing", hidden=True),
         ],
         styles=[static("uPlot.min.css"), static("report.css")],
         scripts=[*drawing_scripts(), static("report.js"), static("live.js", "featlearn.reporting.live")],
-        body_class="single",
+        body_class="live single",
         footer="Served by featlearn from this machine. Charts are drawn with uPlot (MIT).",
         noscript="JavaScript draws this page; please allow it.",
         extra_policy="connect-src 'self'; ",
     )
 
 
+HEADER_PERIOD = 5.0
+"""Seconds after which a connection that has sent no whole request is closed: it counts against all others."""
 _LOCAL = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")
 _HEADERS = {
     "cache-control": "no-store",
@@ -77,17 +79,17 @@ def page_address(listener: socket.socket, token: str) -> str:
 
 
 def make_server(path: Path, token: str) -> Any:
-    """Return a uvicorn server of the page, to be run with a listening socket. It writes no log."""
-    runs = LiveRuns(path)
+    """Return a uvicorn server of the page with its `feed`, to be run with a listening socket. It writes no log."""
+    feed = Feed(LiveRuns(path))
     uvicorn = _import("uvicorn")
     config = uvicorn.Config(
-        _application(Feed(runs), path.resolve().name, token),
+        _application(feed, path.resolve().name, token),
         log_config=None,
         log_level="critical",
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        http="h11",
+        http=_timed_protocol(),
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -96,7 +98,25 @@ def make_server(path: Path, token: str) -> Any:
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=2**14,
     )
-    return uvicorn.Server(config)
+    server = uvicorn.Server(config)
+    server.feed = feed
+    return server
+
+
+def _timed_protocol() -> Any:
+    """Return uvicorn's protocol, closing connections that send no whole request within HEADER_PERIOD."""
+    h11_protocol = _import("uvicorn.protocols.http.h11_impl").H11Protocol
+
+    class TimedProtocol(h11_protocol):  # type: ignore[misc, valid-type]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(HEADER_PERIOD, self._close_without_request)
+
+        def _close_without_request(self) -> None:
+            if self.cycle is None and not self.transport.is_closing():
+                self.transport.abort()
+
+    return TimedProtocol
 
 
 def _import(name: str) -> Any:

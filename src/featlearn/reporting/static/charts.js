@@ -54,7 +54,23 @@ const drawing = (() => {
     return [block.x.map(axis[block.xAxis].to), ...placed];
   }
 
+  // a logarithmic axis becomes linear at a click, and stays so in newer reports
+  const rescales = new Map();
+  function rescale(chart) {
+    const { block, box } = chart, other = block.yAxis === "log" ? "linear" : "log";
+    const button = Object.assign(document.createElement("button"), { type: "button", className: "rescale", textContent: `${other[0].toUpperCase()}${other.slice(1)} axis` });
+    button.addEventListener("click", () => {
+      rescales.set(block.key, other);
+      remove(chart);
+      build(box, block, chart.zoom);
+      box.parentElement.querySelector(".rescale").focus();
+    });
+    return button;
+  }
+
   function build(box, block, zoom = null) {
+    if (block.yAxis === "log" && !rescales.has(block.key)) rescales.set(block.key, "log");
+    block.yAxis = rescales.get(block.key) ?? block.yAxis;
     const scale = axis[block.xAxis];
     const moves = block.lines.some((line) => line.frames);
     const series = [{}];
@@ -116,7 +132,7 @@ const drawing = (() => {
     plot.over.append(chart.line);
     charts.push(chart);
     observer.observe(box);
-    figureTools(figure, () => ofChart(block), () => magnify(chart, null));
+    figureTools(figure, () => ofChart(block), () => magnify(chart, null), rescales.has(block.key) ? [rescale(chart)] : []);
     if (zoom) magnify(chart, zoom);
     if (block.xAxis === "steps") chart.release = stepping.follow((step) => { chart.step = step; values(chart); });
     if (moves) chart.release = stepping.follow((step) => move(chart, step));
@@ -132,7 +148,8 @@ const drawing = (() => {
       button.setAttribute("aria-pressed", String(shown));
       update();
     };
-    legend.forEach((button) => button.addEventListener("click", () => show(button, !pressed(button))));
+    const { signal } = chart.end = new AbortController();
+    legend.forEach((button) => button.addEventListener("click", () => show(button, !pressed(button)), { signal }));
     toggles.push(...legend.map((button) => ({ button, show })));
     update();
     return chart;
@@ -312,7 +329,7 @@ const drawing = (() => {
   }
 
   const width = (box) => Math.max(200, Math.floor(box.clientWidth));
-  const height = (box) => Math.round(Math.min(330, Math.max(220, width(box) * 0.58)));
+  const height = (box) => box.closest(".live-first") ? 190 : Math.round(Math.min(330, Math.max(220, width(box) * 0.58)));
 
   // ---- what changes around the charts: the width, the scheme, and print
   const redraw = () => charts.forEach(({ box, plot }) => plot.setSize({ width: width(box), height: height(box) }));
@@ -328,6 +345,7 @@ const drawing = (() => {
   const remove = (chart) => {
     observer.unobserve(chart.box);
     chart.release?.();
+    chart.end.abort();
     chart.plot.destroy();
     charts.splice(charts.indexOf(chart), 1);
     toggles.splice(0, toggles.length, ...toggles.filter(({ button }) => !chart.legend.includes(button)));

@@ -100,7 +100,7 @@ const copying = (() => {
   document.body.append(status);
 
   // ---- buttons of a figure
-  function figureTools(figure, write, back) {
+  function figureTools(figure, write, back, more = []) {
     figure.querySelector(".tools")?.remove();
     const row = make("div", { className: "tools" });
     const title = figure.querySelector("h3").textContent;
@@ -109,7 +109,7 @@ const copying = (() => {
       made.addEventListener("click", back);
       row.append(made);
     }
-    row.append(button(title, write));
+    row.append(...more, button(title, write));
     figure.querySelector("figcaption").append(row);
   }
 
