@@ -1,6 +1,7 @@
 """The explorer in a real browser: what moves, what trains, what is asked for, and who can use it."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -387,3 +388,59 @@ def test_it_waits_for_who_prefers_less_motion(browser: Browser, page: Path):
     time.sleep(0.3)
     assert browser.evaluate("explorer.experiment.status.textContent").startswith("0 steps")
     assert browser.evaluate("explorer.experiment.toggle.textContent") == "Train"
+
+
+def test_question_0_plays_on_arrival_and_tells_lazy_from_rich(browser: Browser, page: Path):
+    browser.open(page)
+    until(browser, "explorer.shown.lazy.network.steps > 0")
+    until(browser, "explorer.shown.lazy.over")
+    said = "document.querySelector('.lazy .said').textContent"
+    assert "Rich." in browser.evaluate(said)
+    turned = browser.evaluate("explorer.shown.lazy.network.turned()")
+    assert turned > 20
+    assert "Train again" in browser.evaluate("document.querySelector('.lazy .main').textContent")
+    slide(browser, "scale", "100")
+    assert browser.evaluate("explorer.shown.lazy.scale") == 30
+    until(browser, "explorer.shown.lazy.over")
+    assert "Lazy." in browser.evaluate(said)
+    assert browser.evaluate("explorer.shown.lazy.network.turned()") < 4
+    until(browser, "location.hash === '#lazy?scale=30'")
+    browser.click(".lazy .buttons:last-of-type button")
+    until(browser, "document.querySelector('.wide').textContent.startsWith('After')", 120)
+    errors = dict(re.findall(r"([\d.]+): (\d+)%", browser.evaluate("document.querySelector('.wide').textContent")))
+    assert int(errors["0.05"]) < 20
+    assert int(errors["30"]) > 35
+    colors = """(() => { const canvas = document.querySelector('.lazy canvas');
+        return new Set(new Uint32Array(canvas.getContext('2d').getImageData(0, 0, 384, 384).data.buffer)).size; })()"""
+    assert browser.evaluate(colors) > 50
+    assert browser.log() == []
+
+
+def test_question_0_is_left_and_found_again_by_keys(browser: Browser, page: Path):
+    browser.open(page)
+    until(browser, "explorer.shown.lazy")
+    browser.keys("p")
+    assert not browser.evaluate("explorer.shown.lazy.running")
+    steps = browser.evaluate("explorer.shown.lazy.network.steps")
+    browser.painted()
+    assert browser.evaluate("explorer.shown.lazy.network.steps") == steps
+    browser.keys("1")
+    until(browser, "explorer.shown.topic.key === 'rich' && explorer.shown.theory")
+    browser.keys("0")
+    until(browser, "explorer.shown.lazy?.network.steps > 0")
+    browser.script("location.hash = '#lazy?scale=99'")
+    until(browser, "explorer.shown.lazy.scale === 30")
+
+
+def test_question_0_stands_still_where_motion_is_not_wanted_and_fits_a_phone(browser: Browser, page: Path):
+    browser.media(motion="reduce")
+    browser.visit(f"{page.as_uri()}?embed#lazy")
+    until(browser, "explorer.shown.lazy")
+    assert browser.evaluate("explorer.shown.lazy.network.steps") == 0
+    assert browser.evaluate("document.querySelector('.lazy .main').textContent") == "Train"
+    browser.click(".lazy .main")
+    until(browser, "explorer.shown.lazy.network.steps > 0")
+    browser.resize(390)
+    browser.painted()
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+    assert not browser.evaluate("document.querySelector('header').checkVisibility()")

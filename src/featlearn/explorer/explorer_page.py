@@ -12,7 +12,7 @@ TITLE = "How do networks learn features?"
 
 
 def explore(path: str | os.PathLike[str]) -> Path:
-    """Write the explorer: six theories of feature learning with their sliders, and networks that train beside them.
+    """Write the explorer: lazy and rich neurons in a plane, and six theories with networks that train beside them.
 
     The page is one HTML file that opens from disk and loads nothing else. Returns its path.
     """

@@ -6,13 +6,15 @@ import { ControlView } from "./controls.mjs";
 import { element } from "./elements.mjs";
 import { Experiment } from "./experiment.mjs";
 import { fragment, read } from "./fragment.mjs";
+import { LAZY, LazyOrRich } from "./lazy.mjs";
 
+const QUESTIONS = { lazy: LAZY, ...TOPICS };
 const CONTROLS = Object.fromEntries(
-  Object.values(TOPICS).map((topic) => [topic.key, [...topic.controls, ...topic.networkControls]]));
+  Object.values(QUESTIONS).map((topic) => [topic.key, [...topic.controls, ...topic.networkControls]]));
 const initial = (key) => Object.fromEntries(CONTROLS[key].map((control) => [control.key, control.value]));
 
 /** What is shown. */
-const shown = { topic: null, state: {}, charts: [], views: {}, extra: null, theory: null };
+const shown = { topic: null, state: {}, charts: [], views: {}, extra: null, theory: null, lazy: null };
 let asked = false, addressed = 0, coded = 0;
 
 const experiment = new Experiment(() => draw(), (values) => set(values), () => set({ seed: shown.state.seed + 1 }));
@@ -39,6 +41,7 @@ function draw() {
   requestAnimationFrame(() => {
     asked = false;
     const { topic, state } = shown;
+    if (shown.lazy) return;
     shown.theory ??= topic.theory(state);
     for (const chart of shown.charts) chart.draw(shown.theory.charts[chart.spec.key], experiment.of(chart.spec.key));
     shown.said.innerHTML = shown.theory.said;
@@ -48,15 +51,27 @@ function draw() {
   });
 }
 
+/** Question 0 has neurons in a plane, and no theory. */
+function openLazy() {
+  const changed = (scale) => {
+    shown.state.scale = scale;
+    clearTimeout(addressed);
+    addressed = setTimeout(() => history.replaceState(null, "", address()), 250);
+  };
+  experiment.run(false);
+  shown.lazy = new LazyOrRich(shown.state.scale, changed);
+  document.getElementById("topic").replaceChildren(element("h2", {}, LAZY.question), element("p", { class: "lead" },
+    "Eight neurons learn to tell two classes apart. Multiply their output by a large number, and they fit the data without moving: lazy. By a small one, and they must turn to the task: rich."),
+  shown.lazy.box);
+}
+
 /** @param {string} key @param {Record<string, any>} given values that differ from the first ones */
 function open(key, given = {}) {
-  const topic = TOPICS[key];
-  Object.assign(shown, { topic, state: { ...initial(key), ...given }, theory: null, views: {} });
-  shown.charts = topic.charts.map((spec) => new Chart(spec));
-  shown.said = element("p", { class: "said", "aria-live": "polite" });
-  shown.code = element("code");
-  shown.extra = topic.extra?.(set) ?? null;
-  document.getElementById("topic").replaceChildren(...content(topic));
+  shown.lazy?.stop();
+  const topic = QUESTIONS[key];
+  Object.assign(shown, { topic, state: { ...initial(key), ...given }, theory: null, views: {}, charts: [], lazy: null });
+  if (topic === LAZY) openLazy();
+  else openTheory(topic);
   const links = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#topics a"));
   links.forEach((link) => {
     link.removeAttribute("aria-current");
@@ -66,8 +81,16 @@ function open(key, given = {}) {
   });
   document.title = `${topic.question} featlearn explore`;
   history.replaceState(null, "", address());
+}
+
+function openTheory(topic) {
+  shown.charts = topic.charts.map((spec) => new Chart(spec));
+  shown.said = element("p", { class: "said", "aria-live": "polite" });
+  shown.code = element("code");
+  shown.extra = topic.extra?.(set) ?? null;
+  document.getElementById("topic").replaceChildren(...content(topic));
   draw();
-  experiment.start(key, topic.experiment(shown.state));
+  experiment.start(topic.key, topic.experiment(shown.state));
 }
 
 function content(topic) {
@@ -129,8 +152,8 @@ async function copied(text) {
 
 function keys(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || /^(SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
-  const topic = Object.keys(TOPICS)[Number(event.key) - 1];
-  const acts = {
+  const topic = /^\d$/.test(event.key) && Object.keys(QUESTIONS)[Number(event.key)];
+  const acts = shown.lazy ? { p: () => shown.lazy.run(!shown.lazy.running || shown.lazy.over), r: () => shown.lazy.restart() } : {
     p: () => experiment.run(!experiment.running || experiment.over), s: () => experiment.single(),
     r: () => experiment.restart(), n: () => set({ seed: shown.state.seed + 1 }),
   };
@@ -143,29 +166,31 @@ function keys(event) {
 function begin() {
   const nav = document.getElementById("topics");
   const link = ({ key, question }, i) => element("a", {
-    href: `#${key}`, "data-topic": key, title: `key: ${i + 1}`, onclick: (event) => { event.preventDefault(); open(key); },
+    href: `#${key}`, "data-topic": key, title: `key: ${i}`, onclick: (event) => { event.preventDefault(); open(key); },
   }, question);
-  nav.append(element("ol", {}, ...Object.values(TOPICS).map((topic, i) => element("li", {}, link(topic, i)))));
+  nav.append(element("ol", {}, ...Object.values(QUESTIONS).map((topic, i) => element("li", {}, link(topic, i)))));
   const follow = () => {
     const found = read(location.hash, CONTROLS);
-    open(found?.topic ?? Object.keys(TOPICS)[0], found?.state);
+    open(found?.topic ?? LAZY.key, found?.state);
   };
   window.addEventListener("hashchange", () => { if (location.hash !== address()) follow(); });
   window.addEventListener("keydown", keys);
   new ResizeObserver(() => shown.charts.forEach((chart) => chart.resize())).observe(document.getElementById("topic"));
   const repaint = () => {
     forgetColors();
+    shown.lazy?.draw();
     for (const chart of shown.charts) { chart.resize(); chart.plot?.redraw(); }
   };
   const printing = (on) => () => { document.documentElement.classList.toggle("print", on); repaint(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   window.addEventListener("beforeprint", printing(true));
   window.addEventListener("afterprint", printing(false));
+  if (location.search === "?embed") document.documentElement.classList.add("embedded");
   follow();
   document.documentElement.classList.add("drawn");
 }
 
 /** For tests, and for the console. */
-export const explorer = { mathematics, topics: TOPICS, shown, experiment, set, open, initial };
+export const explorer = { mathematics, topics: TOPICS, questions: QUESTIONS, shown, experiment, set, open, initial };
 globalThis.explorer = explorer;
 begin();
