@@ -3,13 +3,14 @@
 import re
 from pathlib import Path
 
+import numpy
 import pytest
 
 import featlearn as fl
 from featlearn.diagnosis.advice import next_step
 from featlearn.diagnosis.evidence import GAP
 from featlearn.record import Run
-from featlearn.reporting.comparison import counted_regimes, settings_that_differ
+from featlearn.reporting.comparison import comparison_headline, counted_regimes, settings_that_differ
 from featlearn.reporting.gauges import with_error
 from featlearn.reporting.groups import groups
 from featlearn.reporting.page import report
@@ -156,3 +157,57 @@ def test_blocks_of_several_runs_are_line_styles(tmp_path: Path):
         (run, block, f"blocks.{block}") for run in range(2) for block in range(3)
     ]
     assert lines[-1]["y"][-1] == pytest.approx(4.3)
+
+
+def scored(path: Path, gap: float, wrong: int, tests: int = 400) -> Run:
+    """A classifier of two classes with this linearization gap that is wrong on so many of its test points."""
+    y = numpy.eye(2, dtype=numpy.float32)[numpy.arange(tests) % 2]
+    f = numpy.where(numpy.arange(tests)[:, None] < wrong, 1 - y, y)
+    scalars = {"probe/loss": [1.0, 0.1], "gap/probe": [0.0, gap], "gap/test": [0.0, gap]}
+    arrays = {
+        "test": [{"f": 0 * f, "y": y}, {"f": f, "y": y}],
+        "targets": [{"y": y[:6]}],
+        "outputs": [{"f": 0 * y[:6]}, {"f": y[:6]}],
+    }
+    return by_hand(path, scalars, [0, 9], arrays, loss_convention="mean", probe={"classification": True})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ((20, 160), "Richer tests better here (0.95, 0.60 from the richest on, each ± 0.0"),
+        ((160, 20), "Richer tests worse here (0.60, 0.95"),
+        ((40, 44), "Richer does not test better here (0.90, 0.89"),
+    ],
+)
+def test_the_headline_says_whether_richer_tests_better(tmp_path: Path, wrong: tuple[int, int], says: str):
+    runs = [scored(tmp_path / name, gap, n) for name, gap, n in zip("ab", (0.8, 0.05), wrong, strict=True)]
+    run_groups = groups(runs, points=10)
+    assert comparison_headline(run_groups).startswith(says)
+    alike = [scored(tmp_path / name, 0.8, n) for name, n in zip("cd", wrong, strict=True)]
+    assert comparison_headline(groups(alike, points=10)) == "All runs are about equally rich."
+    source = report(runs, tmp_path / "page.html").read_text()
+    points = re.findall(r'<a href="#(run-\d)" class="c(\d)" aria-label="([^"]+)"', source)
+    assert [(place, color) for place, color, _ in points] == [("run-0", "0"), ("run-1", "1")]
+    assert points[0][2].startswith(f"a: gap 0.80, test accuracy {1 - wrong[0] / 400:.2f} ± ")
+    assert all(f'id="{place}"' in source for place, _, _ in points)
+
+
+def test_runs_are_named_by_the_settings_that_differ(tmp_path: Path):
+    runs = [
+        by_hand(tmp_path / name, {"probe/loss": [1.0, 0.5]}, [0, 1], settings={"scale": scale, "depth": 2, "seed": 7})
+        for name, scale in (("a", 0.03), ("b", 10.0))
+    ]
+    assert [group.label for group in groups(runs, points=10)] == ["scale 0.03", "scale 10"]
+    other = by_hand(tmp_path / "c", {"probe/loss": [1.0, 0.5]}, [0, 1])
+    assert [group.label for group in groups([*runs, other], points=10)] == ["a", "b", "c"]
+
+
+def test_the_best_of_a_column_is_marked(tmp_path: Path):
+    runs = [
+        by_hand(tmp_path / name, {"probe/loss": [1.0, left], "test/accuracy": [0.1, accuracy]}, [0, 1], lr=left)
+        for name, left, accuracy in (("a", 0.5, 0.8), ("b", 0.25, 0.7), ("c", 0.75, 0.8))
+    ]
+    source = report(runs, tmp_path / "page.html").read_text()
+    best = re.findall(r'<td data-value="([^"]+)"[^>]* data-name="([^"]+)" class="best">', source)
+    assert best == [("0.25", "loss left")]  # two share the best accuracy

@@ -440,7 +440,7 @@ def test_arrays_of_unexpected_shapes_are_left_out(tmp_path: Path):
         "specialization": [{"ksm": numpy.ones((1, 1))}],
         "targets": [{"y": numpy.ones(5)}],
     }
-    page = Page(report(by_hand(tmp_path / "a", {"loss": [1.0, 0.5]}, [0, 1], arrays), tmp_path / "page.html"))
+    page = Page(report(by_hand(tmp_path / "a", {"mine": [1.0, 0.5]}, [0, 1], arrays), tmp_path / "page.html"))
     assert page.blocks == {}
 
 

@@ -1,10 +1,11 @@
 """Several runs side by side: the settings in which they differ, regime, and key numbers. For pages and terminals."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from featlearn.diagnosis import Diagnosis
-from featlearn.reporting.content_blocks import Cell, Number
+from featlearn.diagnosis.evidence import GAP
+from featlearn.reporting.content_blocks import Cell, Number, shade
 from featlearn.reporting.gauges import estimate_cell, with_error
 from featlearn.reporting.groups import RunGroup, finite
 from featlearn.reporting.markup import Html, tag, text
@@ -12,19 +13,102 @@ from featlearn.reporting.rendering import data_cell, swatch
 from featlearn.reporting.run_facts import UNKNOWN, entry, facts, short
 from featlearn.reporting.verdict import chip
 
+LEAST_DIFFERENCE = 0.1
+"""Smallest difference of two linearization gaps that makes one run richer."""
 MOST_SETTINGS = 6
 """Largest number of settings in the table; all are under Provenance."""
+
+
+def comparison_headline(groups: Sequence[RunGroup]) -> str:
+    """Return whether the richest run tests better than the laziest, beyond twice the standard error."""
+    known = sorted(_tested(groups), key=lambda item: -item[1])
+    if len(known) < 2:
+        return f"{len(groups)} runs side by side."
+    (_, gap, score, error), (_, low_gap, low_score, low_error) = known[0], known[-1]
+    if gap - low_gap < LEAST_DIFFERENCE:
+        return "All runs are about equally rich."
+    change, doubt = score - low_score, 2 * math.hypot(error, low_error)
+    word = "tests better" if change > doubt else "tests worse" if change < -doubt else "does not test better"
+    scores = ", ".join(f"{score:.2f}" for _, _, score, _ in known)
+    return f"Richer {word} here ({scores} from the richest on, each ± {max(known, key=lambda item: item[3])[3]:.2f})."
+
+
+def _tested(groups: Sequence[RunGroup]) -> list[tuple[RunGroup, float, float, float]]:
+    """Return (group, gap, test accuracy or share of the variance explained, standard error), as far as known."""
+    numbers = [
+        (group, float(group.diagnosis.numbers["gap"].value), 1 - useful.network, useful.learned_error)
+        for group in groups
+        for useful in [group.diagnosis.useful]
+    ]
+    return [entry for entry in numbers if math.isfinite(entry[1] + entry[2] + entry[3])]
+
+
+def scatter(groups: Sequence[RunGroup]) -> Html:
+    """Return test accuracy over the linearization gap, a point for each run, which opens its card."""
+    known = _tested(groups)
+    if len(known) < 2:
+        return Html("")
+    right = max(1.0, *(gap for _, gap, _, _ in known))
+    bottom = math.floor(10 * min(score - 0.05 for _, _, score, _ in known)) / 10
+    edges, zones = (0.0, GAP.low, GAP.high, right), ("low", "between", "high")
+    parts = [
+        tag("rect", x=_x(a, right), width=f"{_PLACE * (b - a) / right:.2f}%", y=10, height=180, class_=f"zone-{zone}")
+        for a, b, zone in zip(edges[:-1], edges[1:], zones, strict=True)
+    ]
+    for word, at, anchor in (("lazy", 0.0, "start"), ("rich", right, "end")):
+        parts.append(tag("text", text(word), x=_x(at, right), y=206, text_anchor=anchor))
+    parts.append(tag("text", "linearization gap", x=_x(right / 2, right), y=206, text_anchor="middle"))
+    for at in (1.0, (1 + bottom) / 2, bottom):
+        parts.append(tag("text", text(f"{at:.2g}"), x="8%", y=f"{_y(at, bottom) + 4:.0f}", text_anchor="end"))
+    for i, (group, gap, score, error) in enumerate(known):
+        x, y = _x(gap, right), _y(score, bottom)
+        low, high = (_y(score + sign * error, bottom) for sign in (-1, 1))
+        anchor = "end" if gap > right / 2 else "start"
+        label = f"{group.label}: gap {gap:.2f}, {_score_name(group)} {score:.2f} ± {error:.2f}"
+        drawn = [
+            tag("line", x1=x, x2=x, y1=f"{low:.1f}", y2=f"{high:.1f}"),
+            tag("circle", cx=x, cy=f"{y:.1f}", r=3),
+            tag(
+                "text",
+                text(group.label[:24]),
+                x=x,
+                y=f"{y + (-12, 22)[i % 2]:.1f}",
+                text_anchor="end" if gap > right / 2 else "start",
+            ),
+        ]
+        parts.append(tag("a", *drawn, href=f"#run-{group.color}", class_=f"c{shade(group.color)}", aria_label=label))
+    title = tag("h3", text(f"{_score_name(groups[0]).capitalize()} against richness"))
+    drawing = tag("svg", *parts, height=212, class_="scatter", role="group", aria_label="A point for each run")
+    return tag("figure", title, drawing, tag("p", "A bar is one standard error. A point opens its run.", class_="note"))
+
+
+def _score_name(group: RunGroup) -> str:
+    return "explained variance" if group.diagnosis.useful.unit == "variance" else "test accuracy"
+
+
+_PLACE = 88
+"""Width of the scatter in percent, right of its axis."""
+
+
+def _x(gap: float, right: float) -> str:
+    return f"{10 + _PLACE * max(gap, 0.0) / right:.2f}%"
+
+
+def _y(score: float, bottom: float) -> float:
+    return 190 - 180 * (min(score, 1.0) - bottom) / (1 - bottom)
 
 
 def comparison(groups: Sequence[RunGroup]) -> Html:
     """Return a sentence that counts regimes, and the table."""
     caption = "Runs: settings that differ, regime, key numbers"
     settings, numbers = settings_that_differ(groups), key_numbers(groups)
+    best = {name: _best(cells, _BEST[name]) for name, cells in numbers.items() if name in _BEST}
     rows = [
         _row(
             group,
             {name: values[i] for name, values in settings.items()},
             {name: cells[i] for name, cells in numbers.items()},
+            {name for name, place in best.items() if place == i},
         )
         for i, group in enumerate(groups)
     ]
@@ -53,7 +137,17 @@ def counted_regimes(groups: Sequence[RunGroup]) -> str:
     return f"{counts}." + (f" Training broke down in {', '.join(broken)}." if broken else "")
 
 
-def _row(group: RunGroup, settings: Mapping[str, str], numbers: Mapping[str, Cell]) -> Html:
+def _best(cells: Sequence[Cell], choose: Callable[..., float]) -> int | None:
+    """Return the place of the best number of a column; None where several share it, or there are fewer than two."""
+    numbers = [cell.value for cell in cells if isinstance(cell, Number) and isinstance(cell.value, float)]
+    finite_numbers = [number for number in numbers if math.isfinite(number)]
+    if len(finite_numbers) < 2 or finite_numbers.count(choose(finite_numbers)) > 1:
+        return None
+    best = choose(finite_numbers)
+    return next(i for i, cell in enumerate(cells) if isinstance(cell, Number) and cell.value == best)
+
+
+def _row(group: RunGroup, settings: Mapping[str, str], numbers: Mapping[str, Cell], best: Collection[str]) -> Html:
     """Return a row. Cells carry their column's name, which a narrow screen shows in place of the head."""
     name = group.label if len(group.runs) == 1 else f"{group.label} ({len(group.runs)} seeds)"
     return tag(
@@ -61,7 +155,10 @@ def _row(group: RunGroup, settings: Mapping[str, str], numbers: Mapping[str, Cel
         tag("th", swatch(group.color), text(name), scope="row"),
         *(tag("td", text(value), data_name=name) for name, value in settings.items()),
         tag("td", chip(group.diagnosis.regime), data_name="regime"),
-        *(data_cell(value, *_two_lines(value), data_name=name) for name, value in numbers.items()),
+        *(
+            data_cell(value, *_two_lines(value), data_name=name, class_="best" if name in best else None)
+            for name, value in numbers.items()
+        ),
     )
 
 
@@ -103,10 +200,11 @@ _NUMBERS: Mapping[str, Callable[[RunGroup, Diagnosis], Cell]] = {
     "loss left": lambda _, diagnosis: estimate_cell(diagnosis.numbers["loss_left"]),
     "broke down": _broken,
 }
+_BEST: Mapping[str, Callable[..., float]] = {"test accuracy": max, "loss left": min}
+"""Columns of which the best number is marked."""
 _NOTE = (
-    "± is one standard error. Departure: from training with the frozen first kernel. Test error: of regression with "
-    "the first and with the last kernel. Loss left: the lowest, as a share of the first. A color is a run, in "
-    "every chart."
+    "± is one standard error. Test error: of regression with the first and with the last kernel. Loss left: the lowest "
+    "loss, as a share of the first. The best of a column is framed. A color is a run, in every chart."
 )
 
 

@@ -14,6 +14,7 @@ from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.verdict import diagnose_findings, findings_of
 from featlearn.record import Run
 from featlearn.reporting.content_blocks import ChartLine, thin
+from featlearn.reporting.run_facts import short
 
 # Entries of run.json that may differ between runs of one experiment.
 _OWN = {
@@ -31,6 +32,9 @@ _OWN = {
     "checkpoints",
 }
 _SHOWN = ("kernel", "outputs", "spectrum", "specialization", "targets", "test")
+
+LONGEST_LABEL = 2
+"""Largest number of settings in the label of a run."""
 
 Read = Callable[[Findings], tuple[Sequence[float], Sequence[float]] | None]
 """(steps, values) of one run; None if it has none"""
@@ -129,7 +133,7 @@ def groups(runs: Any, *, bands: bool = True, points: int) -> list[RunGroup]:
             together.append([findings])
         else:
             home.append(findings)
-    labels = _labels([some[0].run.name for some in together])
+    labels = _labels([some[0].run for some in together])
     return [
         RunGroup(label, some, color, points, len(together) == 1)
         for color, (label, some) in enumerate(zip(labels, together, strict=True))
@@ -165,9 +169,17 @@ def _identity(config: Mapping[str, Any]) -> str:
     return json.dumps({key: value for key, value in config.items() if key not in _OWN}, sort_keys=True, default=str)
 
 
-def _labels(names: Sequence[str]) -> list[str]:
-    """Names, numbered if several runs share one."""
-    return [name if names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(names)]
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Return the settings that differ if they tell runs apart, else the names, numbered where several share one."""
+    settings = [given if isinstance(given := run.config.get("settings"), Mapping) else {} for run in runs]
+    names = [name for name in dict.fromkeys(name for each in settings for name in each) if name != "seed"]
+    differing = [name for name in names if len({str(each.get(name)) for each in settings}) > 1]
+    if 0 < len(differing) <= LONGEST_LABEL and all(name in each for each in settings for name in differing):
+        labels = [", ".join(f"{name} {short(each[name])}" for name in differing) for each in settings]
+        if len(set(labels)) == len(runs):
+            return labels
+    run_names = [run.name for run in runs]
+    return [name if run_names.count(name) == 1 else f"{name} ({i + 1})" for i, name in enumerate(run_names)]
 
 
 def band(

@@ -11,7 +11,7 @@ from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.verdict import findings_of
 from featlearn.record import Run
 from featlearn.reporting import curve_sections, layer_sections, matrix_sections
-from featlearn.reporting.comparison import comparison
+from featlearn.reporting.comparison import comparison, comparison_headline, scatter
 from featlearn.reporting.content_blocks import POINTS, ContentBlock, Section
 from featlearn.reporting.document import html_page, static, write_page
 from featlearn.reporting.first_screen import answer, banner, chips, next_box, pictures, time_strip
@@ -114,7 +114,7 @@ TABS = {
     "Curves": ("curves", "frozen", "timeline", "theory"),
     "Layers": ("layers", "features", "specialization"),
     "Evidence": (),
-    "Details": ("spectra", "kernels", "overhead"),
+    "Details": ("spectra", "overhead"),
 }
 """Tab -> keys of its sections. Evidence has the gauges and statements of each run."""
 
@@ -166,10 +166,17 @@ def _first(
         charts: Charts of a live page, which stand beside headline and kernels.
     """
     group = run_groups[0]
-    if not group.alone:
-        content = [tag("h2", "Runs"), comparison(run_groups), _legend(run_groups)]
-        return tag("section", *content, id="verdict", tabindex=-1)
     kernels = next(part for part in shown if part.key == "kernels")
+    if not group.alone:
+        beside = [scatter(run_groups), *map(block, kernels.blocks)]
+        content = [
+            tag("h2", "Runs", class_="unseen"),
+            tag("p", text(comparison_headline(run_groups)), class_="headline"),
+            tag("div", *(part for part in beside if part), class_="blocks"),
+            comparison(run_groups),
+            _legend(run_groups),
+        ]
+        return tag("section", *content, id="verdict", tabindex=-1)
     drawn = [tag("h3", "Which samples does it treat alike?"), *map(block, kernels.blocks)] if kernels.blocks else []
     drawn_kernels = tag("section", *drawn) if drawn else Html("")
     head = [answer(group, name)]
@@ -211,7 +218,7 @@ def _tabs(run_groups: Sequence[RunGroup], shown: Sequence[Section]) -> Html:
     ]
     panels = []
     for tab, keys in TABS.items():
-        content = [section(parts[key]) for key in keys if key in parts and (key != "kernels" or len(run_groups) > 1)]
+        content = [section(parts[key]) for key in keys if key in parts]
         if tab == "Evidence":
             content = [_evidence(run_groups)]
         if tab == "Details":
@@ -239,6 +246,7 @@ def _evidence(run_groups: Sequence[RunGroup]) -> Html:
             _card(group),
             next_box(group),
             class_=f"run r{group.color % 8}",
+            id=f"run-{group.color}",
         )
         for group in run_groups
     ]

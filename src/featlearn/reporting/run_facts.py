@@ -25,12 +25,13 @@ def facts(run: Run) -> dict[str, str]:
     groups = entry(run, "optimizer", "groups")
     rates = groups[0] if isinstance(groups, list) and groups and isinstance(groups[0], Mapping) else {}
     total, measured = run.probe_samples or (None, None)
+    model = entry(run, "model", "class")
     values = {
         "optimizer": entry(run, "optimizer", "class"),
         "lr": rates.get("lr"),
         "momentum": rates.get("momentum"),
         "weight decay": rates.get("weight_decay"),
-        "model": entry(run, "model", "class"),
+        "model": None if model is None else str(model).rpartition(".")[2],
         "parameters": entry(run, "model", "trainable"),
         "probe samples": total if measured == total else f"{measured} of {total}",
         "loss": entry(run, "loss_convention"),
