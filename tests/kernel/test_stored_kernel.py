@@ -398,14 +398,14 @@ def test_the_plan_is_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_progress_of_tiles(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     now = [0.0]
     monkeypatch.setattr(planning.time, "monotonic", lambda: now[0])
-    outer = planning.ProgressLine("k.npy", 4, logged=True)
-    inner = planning.ProgressLine("tangent kernel", 1, logged=True)
-    for seconds in (2.0, 61.0, 70.0, 130.0):
-        now[0] = seconds
-        inner.advance()
-        outer.advance()
-    inner.close()
-    outer.close()
+    with (
+        planning.ProgressLine("k.npy", 4, logged=True) as outer,
+        planning.ProgressLine("tangent kernel", 1, logged=True) as inner,
+    ):
+        for seconds in (2.0, 61.0, 70.0, 130.0):
+            now[0] = seconds
+            inner.advance()
+            outer.advance()
     assert capsys.readouterr().err == "k.npy  50%, about 61 s left\nk.npy 100%, about 0 s left\n"
 
 

@@ -214,10 +214,9 @@ def test_progress_shows_on_a_terminal_only(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr(planning.time, "monotonic", lambda: float(next(now)))
     for terminal in (False, True):
         monkeypatch.setattr(planning.sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        line = planning.ProgressLine("kernel", 4)
-        for _ in range(3):
-            line.advance()
-        line.close()
+        with planning.ProgressLine("kernel", 4) as line:
+            for _ in range(3):
+                line.advance()
         shown = capsys.readouterr().err
         assert ("kernel  75%, about 2 s left" in shown) == terminal
         assert shown.endswith("\r") == terminal

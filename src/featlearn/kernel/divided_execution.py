@@ -67,13 +67,10 @@ class DividedExecution:
     def run(self) -> Kernels:
         """This rank's rows of all kernels."""
         # Planned as a cross kernel of this rank's samples, of which one side is the other.
-        progress = ProgressLine("tangent kernel", self._plan.passes // (2 if self._division.symmetric else 1))
-        try:
+        with ProgressLine("tangent kernel", self._plan.passes // (2 if self._division.symmetric else 1)) as progress:
             for group in self._plan.groups:
                 for chosen in self._execution.direction_blocks(group):
                     self._add(group, chosen, progress)
-        finally:
-            progress.close()
         if self._division.symmetric:
             self._send_back()
         if self._sliced is not None:

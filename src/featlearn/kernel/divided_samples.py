@@ -10,7 +10,7 @@ from torch import Tensor
 from featlearn.contraction.factors import Dense, Factors, Gradients, as_dense, dense_slice
 from featlearn.distributed.exchange import Swap, TensorKind, contents, fill_gradients, swap_tensors
 from featlearn.distributed.group import RankGroup
-from featlearn.kernel.execution import sample_blocks
+from featlearn.planning.plan import sample_blocks
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,15 @@ from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import keep_released_memory
-from featlearn.planning.plan import ParameterGroup, Plan, PlannedKernel, ProgressLine, plan_key, still_fits
+from featlearn.planning.plan import (
+    ParameterGroup,
+    Plan,
+    PlannedKernel,
+    ProgressLine,
+    plan_key,
+    sample_blocks,
+    still_fits,
+)
 
 if TYPE_CHECKING:
     from featlearn.kernel.verification import KernelVerification
@@ -61,24 +69,20 @@ class KernelExecution:
             deferred=measurement.deferred,
         )
         total.callback = checks.add if checks else None
-        progress = ProgressLine("tangent kernel", plan.passes)
-        try:
+        with ProgressLine("tangent kernel", plan.passes) as progress:
             for group in plan.groups:
                 if plan.symmetric and group.chunk >= plan.samples[0]:
                     self._add_at_once(total, group)
                     progress.advance()
                 else:
                     self._add_in_blocks(total, group, progress)
-        finally:
-            progress.close()
         total.mirror(slice(0, self._directions.count))
         total.divide(self._directions.divisor)
         return total.kernels
 
     def direction_blocks(self, group: ParameterGroup) -> list[slice]:
         """The output directions that are captured at a time."""
-        count = self._directions.count
-        return [slice(k, min(k + group.directions, count)) for k in range(0, count, group.directions)]
+        return sample_blocks(self._directions.count, group.directions)
 
     def _add_at_once(self, total: KernelSum, group: ParameterGroup) -> None:
         """All samples in one chunk: each parameter's gradients are formed when they are multiplied, and dropped."""
@@ -196,11 +200,6 @@ class KernelExecution:
         parameter = self._measurement.parameters[name]
         size = parameter.numel() * (2 if parameter.is_complex() else 1)
         return Dense(torch.zeros(samples, directions, size, dtype=self._measurement.dtype, device=parameter.device))
-
-
-def sample_blocks(samples: int, size: int) -> list[slice]:
-    """Samples in blocks of this size."""
-    return [slice(begin, min(begin + size, samples)) for begin in range(0, samples, size)]
 
 
 NOT_FINITE = (

@@ -52,13 +52,10 @@ def sketched_kernels(
     directions = output_directions(outputs, measurement.classes)
     plan = plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.request.memory)
     features = SketchedFeatures(measurement, plan, directions, rates, by, sketch)
-    progress = ProgressLine("sketched kernel", plan.passes)
-    try:
+    with ProgressLine("sketched kernel", plan.passes) as progress:
         sides = [
             features.sketched(_chunks(batch, plan.chunk), batch.samples, progress) for batch in measurement.batches
         ]
-    finally:
-        progress.close()
     measurement.refuse_no_gradient()
     found = {}
     for key in list(sides[0]):

@@ -168,13 +168,10 @@ class KernelTiles:
     def write(self, file: KernelFile, name: str, rank: int, ranks: int) -> None:
         """Write the missing tiles of one rank."""
         tiles = [tile for tile in file.missing if tile[0] % ranks == rank]
-        progress = ProgressLine(name, sum(map(_work, tiles)), logged=True)
-        try:
+        with ProgressLine(name, sum(map(_work, tiles)), logged=True) as progress:
             for number, rows, columns in tiles:
                 file.write(number, self.kernels(rows, columns, file.header["memory"]))
                 progress.advance(_work((number, rows, columns)))
-        finally:
-            progress.close()
 
     def _scale(self, budget: int) -> float:
         """Return a power of two that brings the largest of a few samples to 256 in float16."""

@@ -95,8 +95,7 @@ class Sweeps:
         step = self.block(count)
         size = self.chunk(10.0, 3 * step)
         own = -(-self.stream.samples // self.ranks.size)
-        progress = ProgressLine("kernel products", -(-count // step) * -(-own // size))
-        try:
+        with ProgressLine("kernel products", -(-count // step) * -(-own // size)) as progress:
             for begin in range(0, count, step):
                 block = slice(begin, begin + step)
                 tangents = self.weighted(self.pulled_back(v[block]))
@@ -105,7 +104,5 @@ class Sweeps:
                         pushed = method(self.measurement, batch, tangents)
                         result[block, places.to(result.device)] = pushed.detach().to(dtype)
                         progress.advance()
-        finally:
-            progress.close()
         self.ranks.add_up([result])  # every rank has filled its own rows
         return result

@@ -120,16 +120,13 @@ def at_every_checkpoint(step: int) -> bool:
 def _measure(
     seen: Watch, network: nn.Module, reader: CheckpointReader, pending: Sequence[Checkpoint], entries: Any
 ) -> None:
-    with seen:
-        progress = ProgressLine("measuring checkpoints", len(pending) + 1)  # the last is measured once more at the end
-        try:
-            seen.describe(**{ENTRY: entries})
-            for checkpoint in pending:
-                reader.put(checkpoint, network)
-                seen.step(step=checkpoint.step)
-                progress.advance()
-        finally:
-            progress.close()
+    # The last one is measured once more at the end.
+    with seen, ProgressLine("measuring checkpoints", len(pending) + 1) as progress:
+        seen.describe(**{ENTRY: entries})
+        for checkpoint in pending:
+            reader.put(checkpoint, network)
+            seen.step(step=checkpoint.step)
+            progress.advance()
 
 
 def _past(path: Path) -> Run | None:

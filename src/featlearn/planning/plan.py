@@ -4,10 +4,10 @@ import math
 import re
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
 
 import torch
 
@@ -50,12 +50,28 @@ class ProgressLine:
         begin, end = ("\r", " ") if is_terminal else ("", "\n")
         print(f"{begin}{self._what} {share:4.0%}, about {left} left", end=end, file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        """Take the line away."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         if ProgressLine._shown_now is self:
             ProgressLine._shown_now = None
         if self._visible:
             print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+
+
+def sample_blocks(samples: int, size: int) -> list[slice]:
+    """Return samples in blocks of this size."""
+    return [slice(begin, min(begin + size, samples)) for begin in range(0, samples, size)]
+
+
+def counted(what: str, samples: int, size: int) -> Iterator[slice]:
+    """Yield samples in blocks of this size, with a progress line."""
+    blocks = sample_blocks(samples, size)
+    with ProgressLine(what, len(blocks)) as progress:
+        for block in blocks:
+            yield block
+            progress.advance()
 
 
 VERIFIED = 64

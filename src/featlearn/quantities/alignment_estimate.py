@@ -219,9 +219,8 @@ def _overlap(sweeps: Sweeps, vectors: Tensor, weights: Tensor) -> float:
     every = torch.eye(classes, dtype=sweeps.measurement.dtype, device=vectors.device)
     size = sweeps.chunk(3.0, 2 * step * held)
     passes = sum(-(-int((v != 0).sum()) // size) for v in vectors.T)
-    progress = ProgressLine("overlap with the task", passes * -(-classes // step))
     total = 0.0
-    try:
+    with ProgressLine("overlap with the task", passes * -(-classes // step)) as progress:
         for directions in every.split(step):
             before: list[tuple[int, dict[str, Tensor]]] = []
             for r in weights.diagonal().nonzero().flatten().tolist():
@@ -232,8 +231,6 @@ def _overlap(sweeps: Sweeps, vectors: Tensor, weights: Tensor) -> float:
                     total += 2 * float(weights[r, s]) * _inner(pulled, other)
                 if linked:
                     before.append((r, pulled))
-    finally:
-        progress.close()
     return total / classes
 
 

@@ -73,20 +73,14 @@ def squared_gradients(sweeps: Sweeps, directions: Tensor, title: str) -> Tensor:
     found = torch.zeros(sweeps.stream.samples, len(directions), dtype=torch.float64, device="cpu")
     size = sweeps.chunk(3.0 + 2.0 * len(directions))
     scratch = sweeps.budget // 8
-    progress = ProgressLine(title, -(-sweeps.stream.samples // size))
-    try:
-        with sweeps.ranks.together():
-            for batch, places in sweeps.batches(size):
-                chunk = sweeps.measurement.chunk(batch, 0, batch.samples)
-                total: Tensor | float = 0.0
-                for name, gradients in sweeps.measurement.each_gradient(
-                    chunk, sweeps.measurement.parameters, directions
-                ):
-                    total = total + weighted_squared_norms(gradients, sweeps.rates.get(name, 1.0), scratch).double()
-                found[places] = torch.as_tensor(total, dtype=torch.float64).cpu()
-                progress.advance()
-    finally:
-        progress.close()
+    with ProgressLine(title, -(-sweeps.stream.samples // size)) as progress, sweeps.ranks.together():
+        for batch, places in sweeps.batches(size):
+            chunk = sweeps.measurement.chunk(batch, 0, batch.samples)
+            total: Tensor | float = 0.0
+            for name, gradients in sweeps.measurement.each_gradient(chunk, sweeps.measurement.parameters, directions):
+                total = total + weighted_squared_norms(gradients, sweeps.rates.get(name, 1.0), scratch).double()
+            found[places] = torch.as_tensor(total, dtype=torch.float64).cpu()
+            progress.advance()
     sweeps.ranks.add_up([found])
     return found
 
@@ -104,16 +98,13 @@ def row_blocks(
     # The inputs of a block take up to an eighth of the memory.
     step = max(1, min(step, int(sweeps.budget // 8 / sweeps.stream.sample_bytes)))
     others = sweeps.stream.samples if wanted is None else len(wanted)
-    progress = ProgressLine("kernel columns", -(-others // step))
-    try:
+    with ProgressLine("kernel columns", -(-others // step)) as progress:
         for batch, places in sweeps.batches(-(-step // sweeps.ranks.size), wanted):
             pair = sweeps.measurement.of_batches(left, batch)
             kernel = measured_kernels(pair, sweeps.audited, outputs, "network", rates=sweeps.rates)[""]
             rows = kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1) if outputs == "full" else kernel
             yield rows.double(), places
             progress.advance()
-    finally:
-        progress.close()
 
 
 def gathered(sweeps: Sweeps, drawn: Tensor) -> ModelWithInputs:

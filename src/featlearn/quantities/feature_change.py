@@ -62,22 +62,21 @@ Representations = Mapping[str, Tensor]
 """Layer -> (P, N), what enters it, positions flattened; `LAST` -> what enters the last one."""
 
 
+State = Mapping[str, Tensor]
+"""A state dict."""
+
+
 @overload
 def features_moved(
-    model: nn.Module,
-    x: Inputs,
-    initial: Mapping[str, Tensor],
-    *,
-    by: Literal["network"] = "network",
-    **settings: Unpack[Settings],
+    model: nn.Module, x: Inputs, initial: State, *, by: Literal["network"] = "network", **settings: Unpack[Settings]
 ) -> FeatureChange: ...
 @overload
 def features_moved(
-    model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: Literal["layer"], **settings: Unpack[Settings]
+    model: nn.Module, x: Inputs, initial: State, *, by: Literal["layer"], **settings: Unpack[Settings]
 ) -> dict[str, FeatureChange]: ...
 @name_keywords()
 def features_moved(
-    model: nn.Module, x: Inputs, initial: Mapping[str, Tensor], *, by: str = "network", **settings: Unpack[Settings]
+    model: nn.Module, x: Inputs, initial: State, *, by: str = "network", **settings: Unpack[Settings]
 ) -> FeatureChange | dict[str, FeatureChange]:
     """Measure how much the features of a network changed since an earlier state.
 
@@ -105,18 +104,14 @@ def features_moved(
 
 @overload
 def features_moved_of(
-    audited: AuditedModel,
-    initial: Mapping[str, Tensor],
-    *,
-    x: Inputs | None = None,
-    by: Literal["network"] = "network",
+    audited: AuditedModel, initial: State, *, x: Inputs | None = None, by: Literal["network"] = "network"
 ) -> FeatureChange: ...
 @overload
 def features_moved_of(
-    audited: AuditedModel, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: Literal["layer"]
+    audited: AuditedModel, initial: State, *, x: Inputs | None = None, by: Literal["layer"]
 ) -> dict[str, FeatureChange]: ...
 def features_moved_of(
-    audited: AuditedModel, initial: Mapping[str, Tensor], *, x: Inputs | None = None, by: str = "network"
+    audited: AuditedModel, initial: State, *, x: Inputs | None = None, by: str = "network"
 ) -> FeatureChange | dict[str, FeatureChange]:
     """Measure how much the features changed since an earlier state: see `fl.quantities.features_moved`."""
     x = audited.inputs(x)

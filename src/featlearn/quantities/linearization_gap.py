@@ -1,7 +1,7 @@
 """The linearization gap: how much of the change of a network's outputs its linearization at the start misses."""
 
 from collections.abc import Mapping
-from typing import Literal, Unpack, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 from torch import Tensor, nn
 
@@ -39,33 +39,34 @@ class LinearizationGap(float):
         return number
 
 
+State = Mapping[str, Tensor]
+"""A state dict."""
+
+
+class CallOptions(TypedDict, total=False):
+    """Keyword arguments of `Session.linearization_gap` that do not change the type of the result."""
+
+    link: bool
+    effective: bool
+
+
+class GapOptions(Settings, CallOptions, total=False):
+    """The same of `fl.linearization_gap`."""
+
+
 @overload
 def linearization_gap(
-    model: nn.Module,
-    x: Inputs,
-    initial: Mapping[str, Tensor],
-    *,
-    by: Literal["network"] = "network",
-    link: bool = True,
-    effective: bool = True,
-    **settings: Unpack[Settings],
+    model: nn.Module, x: Inputs, initial: State, *, by: Literal["network"] = "network", **options: Unpack[GapOptions]
 ) -> LinearizationGap: ...
 @overload
 def linearization_gap(
-    model: nn.Module,
-    x: Inputs,
-    initial: Mapping[str, Tensor],
-    *,
-    by: Literal["layer"],
-    link: bool = True,
-    effective: bool = True,
-    **settings: Unpack[Settings],
+    model: nn.Module, x: Inputs, initial: State, *, by: Literal["layer"], **options: Unpack[GapOptions]
 ) -> dict[str, float]: ...
 @name_keywords()
 def linearization_gap(
     model: nn.Module,
     x: Inputs,
-    initial: Mapping[str, Tensor],
+    initial: State,
     *,
     by: str = "network",
     link: bool = True,
@@ -116,26 +117,24 @@ def linearization_gap(
 @overload
 def linearization_gap_of(
     audited: AuditedModel,
-    initial: Mapping[str, Tensor],
+    initial: State,
     *,
     x: Inputs | None = None,
     by: Literal["network"] = "network",
-    link: bool = True,
-    effective: bool = True,
+    **options: Unpack[CallOptions],
 ) -> LinearizationGap: ...
 @overload
 def linearization_gap_of(
     audited: AuditedModel,
-    initial: Mapping[str, Tensor],
+    initial: State,
     *,
     x: Inputs | None = None,
     by: Literal["layer"],
-    link: bool = True,
-    effective: bool = True,
+    **options: Unpack[CallOptions],
 ) -> dict[str, float]: ...
 def linearization_gap_of(
     audited: AuditedModel,
-    initial: Mapping[str, Tensor],
+    initial: State,
     *,
     x: Inputs | None = None,
     by: str = "network",

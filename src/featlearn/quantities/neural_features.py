@@ -22,7 +22,7 @@ from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs
 from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
-from featlearn.planning.plan import ProgressLine
+from featlearn.planning.plan import counted
 from featlearn.quantities.layer_features import Deviations, LayerFeatures, NeuralFeatures
 from featlearn.signatures import name_keywords
 
@@ -362,39 +362,34 @@ def _stream(
     chunk = ranks.size * samples_within(now, room / 2 if isinstance(start, Measurement) else room)
     stored = start if isinstance(start, InitialGradients) else None
     store = store if chunk >= batch.samples and ranks.size == 1 else None
-    progress = ProgressLine("neural features", -(-batch.samples // chunk))
     names = list(totals)
-    try:
-        for first in range(0, batch.samples, chunk):
-            samples = min(chunk, batch.samples - first)
-            own = ranks.share(samples)
-            every = directions.of(samples)  # directions are drawn for all samples, whoever has them
-            if own.start == own.stop:
-                for _ in every:
-                    pass
-                continue
-            begin, end = first + own.start, first + own.stop
-            here = PreactivationGradients(now, batch, begin, end, like)
-            there = None
-            if isinstance(start, Measurement):
-                there = PreactivationGradients(start, start.batches[0], begin, end, like)
-            for number, direction in enumerate(every):
-                direction = direction[own] if direction.dim() == 2 else direction
-                found = here.at(names, direction)
-                before = None if there is None else there.at(names, direction)
-                if stored is not None:
-                    before = {name: gradient[begin:end] for name, gradient in stored.gradients[number].items()}
-                if store is not None:
-                    store.store(found)
-                for name, total in totals.items():
-                    total.add(found[name], None if before is None else before[name], begin, number)
-            for name, total in totals.items():
-                total.rows += (end - begin) * here.weight_matrix(name).positions
-                total.initial_weight = None if there is None else there.weight_matrix(name).weight
-                if stored is not None:
-                    total.initial_weight = stored.weights[name]
+    for block in counted("neural features", batch.samples, chunk):
+        samples = block.stop - block.start
+        own = ranks.share(samples)
+        every = directions.of(samples)  # directions are drawn for all samples, whoever has them
+        if own.start == own.stop:
+            for _ in every:
+                pass
+            continue
+        begin, end = block.start + own.start, block.start + own.stop
+        here = PreactivationGradients(now, batch, begin, end, like)
+        there = None
+        if isinstance(start, Measurement):
+            there = PreactivationGradients(start, start.batches[0], begin, end, like)
+        for number, direction in enumerate(every):
+            direction = direction[own] if direction.dim() == 2 else direction
+            found = here.at(names, direction)
+            before = None if there is None else there.at(names, direction)
+            if stored is not None:
+                before = {name: gradient[begin:end] for name, gradient in stored.gradients[number].items()}
             if store is not None:
-                store.finish({name: here.weight_matrix(name).weight for name in names})
-            progress.advance()
-    finally:
-        progress.close()
+                store.store(found)
+            for name, total in totals.items():
+                total.add(found[name], None if before is None else before[name], begin, number)
+        for name, total in totals.items():
+            total.rows += (end - begin) * here.weight_matrix(name).positions
+            total.initial_weight = None if there is None else there.weight_matrix(name).weight
+            if stored is not None:
+                total.initial_weight = stored.weights[name]
+        if store is not None:
+            store.finish({name: here.weight_matrix(name).weight for name in names})

@@ -14,6 +14,7 @@ from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes
+from featlearn.planning.plan import sample_blocks
 from featlearn.signatures import name_keywords
 
 
@@ -110,10 +111,8 @@ def _rows(
 ) -> Tensor:
     """df/dh of every sample: (C, P, T, k)."""
     pieces = []
-    chunk = samples_within(measurement, 0.2 * budget)
-    for begin in range(0, batch.samples, chunk):
-        end = min(begin + chunk, batch.samples)
-        here = PreactivationGradients(measurement, batch, begin, end, like)
+    for samples in sample_blocks(batch.samples, samples_within(measurement, 0.2 * budget)):
+        here = PreactivationGradients(measurement, batch, samples.start, samples.stop, like)
         one = here.weight_matrix(name)
         needed = len(classes) * batch.samples * one.positions * len(one.weight) * measurement.dtype.itemsize
         if needed > 0.4 * budget:

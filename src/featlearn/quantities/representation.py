@@ -25,6 +25,7 @@ from featlearn.network.isolation import undisturbed
 from featlearn.network.state import Inventory
 from featlearn.ops import Layout
 from featlearn.planning.memory import byte_budget, readable_bytes
+from featlearn.planning.plan import sample_blocks
 from featlearn.signatures import name_keywords
 
 Layouts = dict[str, list[Layout]]
@@ -177,9 +178,9 @@ def _kernels(
     every = slice(0, 1)
     for names, size, chunk in _layer_groups(widths, available, dtype.itemsize, held, max(samples)):
         part = {name: layers[name] for name in names}
-        for i in _blocks(samples[0], size):
+        for i in sample_blocks(samples[0], size):
             left = dict(_features(batches[0], i, part, of, layouts, chunk, dtype))
-            for j in _blocks(samples[1], size):
+            for j in sample_blocks(samples[1], size):
                 if symmetric and j.start > i.start:
                     break
                 same = symmetric and i == j
@@ -199,28 +200,18 @@ def _layer_groups(
     `held` is the number of samples held together.
     """
     room = int(0.5 * available) // itemsize
-
-    def group(names: list[str], block: int) -> tuple[list[str], int, int]:
-        width = sum(widths[name] for name in names)
-        return names, block, max(1, min(block, int(0.15 * available) // (width * itemsize)))
-
-    names: list[str] = []
+    groups: list[list[str]] = []
     total = 0
     for name, width in widths.items():
-        if width * held > room:
-            yield group([name], max(1, room // (2 * width)))
-            continue
-        if names and (total + width) * held > room:
-            yield group(names, largest)
-            names, total = [], 0
-        names.append(name)
+        if not groups or (total + width) * held > room:
+            groups.append([])
+            total = 0
+        groups[-1].append(name)
         total += width
-    if names:
-        yield group(names, largest)
-
-
-def _blocks(samples: int, size: int) -> list[slice]:
-    return [slice(begin, min(begin + size, samples)) for begin in range(0, samples, size)]
+    for names in groups:
+        width = sum(widths[name] for name in names)
+        block = largest if width * held <= room else max(1, room // (2 * width))
+        yield names, block, max(1, min(block, int(0.15 * available) // (width * itemsize)))
 
 
 def _example(
@@ -270,8 +261,7 @@ def _features(
     dtype: torch.dtype,
 ) -> Captured:
     pieces: dict[str, list[Tensor]] = {name: [] for name in layers}
-    for begin in range(block.start, block.stop, chunk):
-        indices = torch.arange(begin, min(begin + chunk, block.stop), device="cpu")
+    for indices in torch.arange(block.start, block.stop, device="cpu").split(chunk):
         with _recorded(layers, of) as values:
             batch.call(indices)
         for name, calls in values.items():

@@ -16,7 +16,7 @@ from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs
 from featlearn.planning.kernel_plan import samples_within
 from featlearn.planning.memory import byte_budget
-from featlearn.planning.plan import ProgressLine
+from featlearn.planning.plan import counted
 from featlearn.shapes import checked_finite
 from featlearn.signatures import name_keywords
 
@@ -87,17 +87,11 @@ def each_chunk(
     (batch,) = measurement.batches
     budget = byte_budget(measurement.request.memory, measurement.device)
     size = samples_within(measurement, 0.5 * budget, len(directions), dense=dense)
-    progress = ProgressLine(title, -(-batch.samples // size))
-    try:
-        for begin in range(0, batch.samples, size):
-            samples = slice(begin, min(begin + size, batch.samples))
-            chunk = measurement.chunk(batch, samples.start, samples.stop)
-            for name, part in measurement.each_gradient(chunk, measurement.parameters, directions, last=True):
-                yield samples, name, part
-            del chunk  # before the next one is made
-            progress.advance()
-    finally:
-        progress.close()
+    for samples in counted(title, batch.samples, size):
+        chunk = measurement.chunk(batch, samples.start, samples.stop)
+        for name, part in measurement.each_gradient(chunk, measurement.parameters, directions, last=True):
+            yield samples, name, part
+        del chunk  # before the next one is made
     measurement.refuse_no_gradient()
 
 
@@ -114,23 +108,19 @@ def _directions(outputs: int | str | Directions | Tensor, classes: int) -> Tenso
     return selection.rows(slice(0, selection.count))
 
 
+class DiagonalOptions(Settings, total=False):
+    """Keyword arguments of `ntk_diagonal` that do not change the type of the result."""
+
+    outputs: Outputs
+
+
 @overload
 def ntk_diagonal(
-    model: nn.Module,
-    x: Inputs,
-    *,
-    outputs: Outputs = "mean",
-    by: Literal["network"] = "network",
-    **settings: Unpack[Settings],
+    model: nn.Module, x: Inputs, *, by: Literal["network"] = "network", **options: Unpack[DiagonalOptions]
 ) -> Tensor: ...
 @overload
 def ntk_diagonal(
-    model: nn.Module,
-    x: Inputs,
-    *,
-    outputs: Outputs = "mean",
-    by: Literal["layer", "parameter"],
-    **settings: Unpack[Settings],
+    model: nn.Module, x: Inputs, *, by: Literal["layer", "parameter"], **options: Unpack[DiagonalOptions]
 ) -> dict[str, Tensor]: ...
 @name_keywords("The kernel does not depend on targets, so drop `y`.")
 def ntk_diagonal(

@@ -80,12 +80,9 @@ def _features(sweeps: Sweeps, sketch: Sketch) -> Tensor:
         for batch, places in sweeps.batches(plan.chunk):
             yield batch, 0, len(places), slice(int(places[0]), int(places[-1]) + 1)
 
-    progress = ProgressLine("sketched alignment", plan.passes)
-    try:
+    with ProgressLine("sketched alignment", plan.passes) as progress:
         made = SketchedFeatures(measurement, plan, directions, sweeps.rates, "network", sketch)
         features = made.sketched(chunks(), samples, progress)[""]
-    finally:
-        progress.close()
     measurement.refuse_no_gradient()
     return features
 

@@ -67,17 +67,16 @@ class MarginalLikelihood:
             raise InputValueError("noise='fit' with outputs equal to the targets, expected a number, noise=0.1 say")
         current = dict(precisions)
         rows = len(next(iter(self.curvatures.values())))
-        progress = ProgressLine(f"fit of a {rows:,} x {rows:,} system", 24)
-        for _ in range(STEPS):
-            better, noise = self._stationary(current, variance)
-            steps = [0.5 * math.log(better[key] / current[key]) if fit_prior else 0.0 for key in current]
-            noise_step = 0.5 * math.log(noise / variance) if fit_noise else 0.0
-            current = {key: current[key] * math.exp(step) for key, step in zip(current, steps, strict=True)}
-            variance *= math.exp(noise_step)
-            progress.advance()
-            if max(map(abs, [*steps, noise_step])) < TOLERANCE:
-                break
-        progress.close()
+        with ProgressLine(f"fit of a {rows:,} x {rows:,} system", 24) as progress:
+            for _ in range(STEPS):
+                better, noise = self._stationary(current, variance)
+                steps = [0.5 * math.log(better[key] / current[key]) if fit_prior else 0.0 for key in current]
+                noise_step = 0.5 * math.log(noise / variance) if fit_noise else 0.0
+                current = {key: current[key] * math.exp(step) for key, step in zip(current, steps, strict=True)}
+                variance *= math.exp(noise_step)
+                progress.advance()
+                if max(map(abs, [*steps, noise_step])) < TOLERANCE:
+                    break
         return current, variance
 
     def _stationary(self, precisions: Mapping[str, float], variance: float) -> tuple[dict[str, float], float]:
