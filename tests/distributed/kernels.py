@@ -1,9 +1,14 @@
 """Kernels over ranks, against the kernel of one process and a dense Jacobian."""
 
+import json
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -11,8 +16,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from featlearn.contraction import proportional_outputs
 from featlearn.contraction.factors import Dense, Factors
+from featlearn.errors import FeatlearnError
 from featlearn.gradients.directions import Directions
-from featlearn.kernel import divided_execution
+from featlearn.kernel import divided_execution, stored_tiles
 from featlearn.planning.exchange import SharedKernel
 from featlearn.quantities.ntk import ntk
 from featlearn.quantities.ntk_plan import plan
@@ -261,3 +267,26 @@ def single_precision_is_as_good_as_in_one_process(rank: int, size: int) -> None:
         bound = 4 * float((one - exact).abs().max()) + 1e-6 * float(exact.abs().max())
         assert float((found - exact).abs().max()) <= bound
         assert_divided(ntk(model, x, dtype=torch.float64, group="world"), ntk(model, x, dtype=torch.float64), size)
+
+
+@on_ranks(2, 4)
+def ranks_write_their_tiles_into_one_file(rank: int, size: int) -> None:
+    model, x, limit = perceptron(), inputs(23, 5), stored_tiles.LARGEST_TILE
+    folder = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(folder, 0)
+    path, other = f"{folder[0]}/kernel.npy", f"{folder[0]}/other.npy"
+    stored_tiles.LARGEST_TILE = 4
+    try:
+        for _ in range(2):
+            kernels = ntk(model, x, by="layer", out=path, group="world")
+            for name, kernel in ntk(model, x, by="layer").items():
+                assert_close(kernels[name][:], kernel)
+        lines = Path(f"{path}.manifest").read_text().splitlines()
+        assert sorted(json.loads(line)["tile"] for line in lines[1:]) == list(range(21))
+        with pytest.raises(FeatlearnError):  # on all ranks, though only the last has other samples
+            ntk(model, x + float(rank == size - 1), out=other, group="world")
+    finally:
+        stored_tiles.LARGEST_TILE = limit
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(folder[0])

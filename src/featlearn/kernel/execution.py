@@ -116,23 +116,20 @@ class KernelExecution:
 
     def _add_in_blocks(self, total: KernelSum, group: ParameterGroup, progress: ProgressLine) -> None:
         """Pairs of blocks of samples; what was captured of a block is gathered chunk by chunk."""
-        batches = self._measurement.batches
-        rows, columns = (sample_blocks(batch.samples, group.block) for batch in (batches[0], batches[-1]))
+        batches, symmetric = self._measurement.batches, total.symmetric
         for chosen in self.direction_blocks(group):
-            for i in rows:
+            for i, others in self._plan.blocks(group):
                 # The shares of outputs are those of the rows: they must serve all columns.
                 shared = self._directions.mode == "sum" and chosen == slice(0, self._directions.count)
                 proportional = ProportionalOutputs() if shared else None
                 captured = self.gathered(batches[0], i, chosen, group, progress, proportional)
-                if total.symmetric and len(rows) == 1:
+                if symmetric and not others:
                     total.add_diagonal(captured, i, chosen)
                     continue
                 left = dict(captured)
                 del captured
-                for j in columns:
-                    if total.symmetric and j.start > i.start:
-                        break
-                    same = total.symmetric and i == j
+                for j in [*others, i] if symmetric else others:
+                    same = symmetric and i == j
                     right = left if same else dict(self.gathered(batches[-1], j, chosen, group, progress, proportional))
                     names = [name for name in left if name in right]
                     if any(left[name].directions != right[name].directions for name in names):

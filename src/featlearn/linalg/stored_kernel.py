@@ -174,6 +174,8 @@ class KernelFile:
             if leads:
                 _lock(self._manifest, path)
                 self._begin()
+            else:
+                self._compare(*read_manifest(path))
             self.header, self._tiles = read_manifest(path)
         except BaseException:
             self.close()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 
@@ -116,6 +116,18 @@ class ParameterGroup:
     """Samples in one forward pass."""
 
 
+class _Run(NamedTuple):
+    """A chunk of samples that is captured."""
+
+    samples: int
+    times: int
+    """How often it is run."""
+    blocks: int
+    """Blocks of output directions."""
+    has_fallback: bool
+    """Whether a parameter takes the fallback, which runs every sample by itself."""
+
+
 @dataclass(frozen=True, repr=False, kw_only=True)
 class Plan:
     """What `fl.ntk` would do with the same arguments; `str()` is a table."""
@@ -161,22 +173,39 @@ class Plan:
         """Multiply-adds of all contractions."""
         return sum(p.operations for p in self.parameters)
 
+    def blocks(self, group: ParameterGroup) -> Iterator[tuple[slice, list[slice]]]:
+        """Yield blocks of rows, and the blocks of columns that are captured anew for each.
+
+        Of a symmetric kernel these are the blocks before it; the gradients of its own rows serve the diagonal.
+        """
+        rows, columns = (sample_blocks(count, group.block) for count in self.samples)
+        for block in rows:
+            yield block, [other for other in columns if not self.symmetric or other.start < block.start]
+
     @cached_property
+    def _runs(self) -> "list[_Run]":
+        """All chunks of samples that are captured, for all blocks of output directions together."""
+        runs, lost = [], set(self.fallbacks)
+        for group in self.groups:
+            blocks = -(-self.directions // group.directions)
+            # A chunk that holds all samples serves all blocks of directions.
+            times = 1 if self.symmetric and group.chunk >= self.samples[0] else blocks
+            for rows, columns in self.blocks(group):
+                for block in (rows, *columns):
+                    for chunk in sample_blocks(block.stop - block.start, group.chunk):
+                        runs.append(_Run(chunk.stop - chunk.start, times, blocks, bool(lost & set(group.names))))
+        return runs
+
+    @property
     def passes(self) -> int:
         """Forward passes over whole chunks of samples; a block of samples is captured anew for every pair of blocks."""
-        return sum(len(self._chunk_sizes(group)) * self._repeats(group) for group in self.groups)
+        return sum(run.times for run in self._runs)
 
     @property
     def check_passes(self) -> int:
         """Forward passes over parts of chunks: every chunk once more in all its parts together, unless its ops are
         proof."""
-        sizes = [(size, self._repeats(group)) for group in self.groups for size in self._chunk_sizes(group)]
-        parts = (
-            (len(part_sizes(n, piece_count(n, self.launch_bytes))), times)
-            for n, times in sizes
-            if not self._is_proved(n)
-        )
-        return sum(count * times for count, times in parts)
+        return sum(run.times * len(self._parts(run.samples)) for run in self._runs)
 
     @property
     def backward_passes(self) -> int:
@@ -184,9 +213,7 @@ class Plan:
 
         A GPU makes those of all directions in one.
         """
-        confirming = [self._direction_blocks(group) if self.confirmed else 0 for group in self.groups]
-        counts = [len(self._chunk_sizes(group)) for group in self.groups]
-        return sum(count * (self.directions + more) for count, more in zip(counts, confirming, strict=True))
+        return sum(self.directions + run.blocks * self.confirmed for run in self._runs)
 
     @property
     def sample_passes(self) -> int:
@@ -194,34 +221,27 @@ class Plan:
 
         One backward pass more per chunk checks their sum.
         """
-        lost = set(self.fallbacks)
-        groups = [group for group in self.groups if lost & set(group.names)]
-        return sum(sum(self._chunk_sizes(group)) * self._direction_blocks(group) for group in groups)
+        return sum(run.samples * run.blocks * run.has_fallback for run in self._runs)
 
     @property
     def forward_runs(self) -> float:
         """How often a sample runs through a forward pass, with checks, copies of single samples and the fallback."""
         total = self.sample_passes
         for count in self.samples if self.verified else ():
-            sizes = _chunks(count, self.verified_together)
+            sizes = (block.stop - block.start for block in sample_blocks(count, self.verified_together))
             total += self._verifications * sum(max(size, 2) for size in sizes)
         for count in self.samples[: 1 if self.symmetric else 2] if self.verified else ():
             total += max(2, min(AUDITED, count))  # which tell the precision
-        for group in self.groups:
-            for size in self._chunk_sizes(group):
-                parts = () if self._is_proved(size) else part_sizes(size, piece_count(size, self.launch_bytes))
-                total += self._repeats(group) * (max(size, 2) + sum(parts))
+        total += sum(run.times * (max(run.samples, 2) + sum(self._parts(run.samples))) for run in self._runs)
         return total / self._distinct_samples
 
     @property
     def backward_runs(self) -> float:
         """The same for backward passes, of which there is one for each output direction."""
-        total, lost = self._verifications * (self.samples[0] + 2 * self.samples[1]), set(self.fallbacks)
-        for group in self.groups:
-            times = self.directions + self._direction_blocks(group) * self.confirmed
-            single = self.directions if lost & set(group.names) else 0  # and one over the chunk, which checks their sum
-            checks = self._direction_blocks(group) if single else 0
-            total += sum(max(size, 2) * (times + checks) + size * single for size in self._chunk_sizes(group))
+        total = self._verifications * (self.samples[0] + 2 * self.samples[1])
+        for run in self._runs:
+            times = self.directions + run.blocks * (self.confirmed + run.has_fallback)
+            total += max(run.samples, 2) * times + run.samples * self.directions * run.has_fallback
         return total / self._distinct_samples
 
     @property
@@ -239,26 +259,11 @@ class Plan:
         """Output directions that are verified one by one; all at once where pairs of them count."""
         return 0 if not self.verified else 1 if len(self.kernel_shape) == 4 else self.directions
 
-    def _is_proved(self, samples: int) -> bool:
-        return bool(self.proved_by) and max(samples, 2) not in self.proved_by
-
-    def _direction_blocks(self, group: ParameterGroup) -> int:
-        return -(-self.directions // group.directions)
-
-    def _repeats(self, group: ParameterGroup) -> int:
-        """How often each chunk is run: one that holds all samples serves all blocks of directions."""
-        return 1 if self.symmetric and group.chunk >= self.samples[0] else self._direction_blocks(group)
-
-    def _chunk_sizes(self, group: ParameterGroup) -> list[int]:
-        """Samples in every chunk that a group captures for one block of directions."""
-        blocks = [
-            [_chunks(min(group.block, n - start), group.chunk) for start in range(0, n, group.block)]
-            for n in self.samples
-        ]
-        if self.symmetric:  # block i, then every block before it
-            times = [len(blocks[0]) - i for i in range(len(blocks[0]))]
-            return [size for block, count in zip(blocks[0], times, strict=True) for size in block * count]
-        return [size for block in (*blocks[0], *(blocks[1] * len(blocks[0]))) for size in block]
+    def _parts(self, samples: int) -> Sequence[int]:
+        """Return the sizes of the parts in which a chunk is run again; none if its ops are proof."""
+        if self.proved_by and max(samples, 2) not in self.proved_by:
+            return ()
+        return part_sizes(samples, piece_count(samples, self.launch_bytes))
 
     def __str__(self) -> str:
         head = ("parameter", "shape", "uses", "route", "multiply-adds", "bytes/sample", "why")
@@ -361,11 +366,6 @@ def plural(count: int, thing: str, ending: str) -> str:
 def times(count: float) -> str:
     """How often, in words: once, twice, 3.5 times."""
     return {1.0: "once", 2.0: "twice"}.get(count, f"{count:.3g} times")
-
-
-def _chunks(samples: int, size: int) -> list[int]:
-    """The sizes of the chunks that so many samples are cut into."""
-    return [min(size, samples - start) for start in range(0, samples, size)]
 
 
 def _counted(uses: Sequence[str]) -> str:
