@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -100,14 +100,18 @@ class AuditedModel:
                 network, which compares the outputs of two of these samples.
             expected: Other values that must agree on all ranks.
         """
-        with ExitStack() as stack:
-            layered = stack.enter_context(self._gathered_weights(by_layer))
-            entering = self._entering(inputs, reuse, layered, keep_weights=keep_weights)
+        with self._gathered_weights(by_layer) as layered, ExitStack() as stack:
+            entering = self._entering(inputs, reuse=reuse, layered=layered, keep_weights=keep_weights)
             if common is not None:
                 entering = self.request.group.entered(
                     entering, lambda measurement: [*expected, *self._same_network(measurement, common, layered)]
                 )
             yield stack.enter_context(entering)
+
+    @contextmanager
+    def _entering(self, inputs: Sequence[Inputs], **options: Any) -> Iterator[Measurement]:
+        with ExitStack() as stack:
+            yield self._enter(stack, inputs, **options)
 
     def _refuse_dependent(self, inputs: Sequence[Inputs]) -> None:
         """Refuse inputs computed from the parameters: a measurement would cut the gradient through them."""
@@ -192,30 +196,36 @@ class AuditedModel:
             )
         return True
 
-    @contextmanager
-    def _entering(
+    def _enter(
         self,
+        stack: ExitStack,
         inputs: Sequence[Inputs],
+        *,
         reuse: bool,
         layered: "LayeredWeights | None",
-        *,
         keep_weights: bool,
-    ) -> Iterator[Measurement]:
-        """Enter a measurement, with targets passed to the model if it gives all its logits only then."""
-        self._refuse_dependent(inputs)
-        inputs = [self.paired(x) for x in inputs]
-        with ExitStack() as stack:
-            try:
-                measurement = self._entered(stack, inputs, reuse, layered, keep_weights)
-            except LastPositionError:
-                from featlearn.network.targets import can_pass_targets  # late: few models need it
+    ) -> Measurement:
+        """Enter a measurement, with inputs that need gradients if ops are to save the weights that they multiply.
 
-                if self.audits.passes_targets or not all(can_pass_targets(self.model, x) for x in inputs):
-                    raise
-                self.audits.passes_targets = True
-                inputs = [self.paired(x) for x in inputs]
-                measurement = self._entered(stack, inputs, reuse, layered, keep_weights)
-            yield measurement
+        It is entered again without, if the model rejects such inputs, and with targets passed to the model, if it gives
+        all its logits only then.
+        """
+        self._refuse_dependent(inputs)
+        paired = [self.paired(x) for x in inputs]
+        measuring = self._measuring([needing_gradients(x) for x in paired] if keep_weights else paired, reuse, layered)
+        try:
+            return stack.enter_context(measuring)
+        except LastPositionError:
+            from featlearn.network.targets import can_pass_targets  # late: few models need it
+
+            if self.audits.passes_targets or not all(can_pass_targets(self.model, x) for x in paired):
+                raise
+            self.audits.passes_targets = True
+        except FeatlearnError:
+            if not keep_weights:
+                raise
+            keep_weights = False
+        return self._enter(stack, inputs, reuse=reuse, layered=layered, keep_weights=keep_weights)
 
     def inputs(self, x: Inputs | None) -> Inputs:
         """Return the inputs of a call, by default those of the Session."""
@@ -230,25 +240,6 @@ class AuditedModel:
         from featlearn.network.targets import with_targets  # late: few models need it
 
         return with_targets(self.model, x, readout, passing=self.audits.passes_targets)
-
-    def _entered(
-        self,
-        stack: ExitStack,
-        inputs: Sequence[Inputs],
-        reuse: bool,
-        layered: "LayeredWeights | None",
-        keep_weights: bool,
-    ) -> Measurement:
-        """Enter a measurement, with inputs that need gradients if ops are to save the weights that they multiply."""
-        try:
-            preferred = [needing_gradients(x) for x in inputs] if keep_weights else inputs
-            return stack.enter_context(self._measuring(preferred, reuse, layered))
-        except LastPositionError:
-            raise
-        except FeatlearnError:
-            if not keep_weights:
-                raise
-        return stack.enter_context(self._measuring(inputs, reuse, layered))
 
     @contextmanager
     def _measuring(

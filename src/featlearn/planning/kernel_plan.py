@@ -232,10 +232,6 @@ def grouped(
     """
     held = samples[0] if symmetric else sum(samples)
     keep, pass_through = int(0.45 * available), int(0.3 * available)
-    groups: list[ParameterGroup] = []
-    names: list[str] = []
-    kept = passing = 0
-
     mode, count = directions.mode, directions.count
     # Directions are written out for a block of them at a time, C numbers each.
     together = count if mode == "full" else min(count, max(1, 2**24 // directions.classes))
@@ -256,12 +252,8 @@ def grouped(
         # Running every chunk again in parts takes longer than a few more chunks, and less time than twice as many.
         return size - 1 if 4 * -(-block // (size - 1)) <= 5 * -(-block // size) else size
 
-    def close() -> None:
-        if names:
-            block = max(samples)
-            groups.append(ParameterGroup(tuple(names), block, together, chunk(passing, block)))
-            names.clear()
-
+    packs: list[list[ParameterPlan]] = []
+    kept = 0
     for plan in plans:
         one = max((graph_bytes + plan.passing // count) / 0.3, 2 * plan.kept / count / 0.45)
         if one > available:
@@ -270,17 +262,21 @@ def grouped(
                 f"{readable_bytes(max(available, 0))}, which is what the kernel and copies of weights leave of the "
                 "budget; raise memory=, or leave the parameter out with parameters="
             )
-        if plan.kept * held > keep:
-            close()
-            kept = passing = 0
-            groups.append(_split(plan, keep, held, samples, mode, count, together, chunk))
-            continue
-        if names and (kept + plan.kept) * held > keep:
-            close()
-            kept = passing = 0
-        names.append(plan.name)
-        kept, passing = kept + plan.kept, passing + plan.passing
-    close()
+        if not packs or (kept + plan.kept) * held > keep:
+            packs.append([])
+            kept = 0
+        packs[-1].append(plan)
+        kept += plan.kept
+    groups = []
+    for pack in packs:
+        kept, passing = sum(plan.kept for plan in pack), sum(plan.passing for plan in pack)
+        block, few = max(samples), together
+        if kept * held > keep:  # fewer directions at a time (another sweep each), then blocks of samples
+            if mode != "full":
+                few = max(1, min(together, keep * count // (kept * held)))
+            kept, passing = max(1, kept * few // count), passing * few // count
+            block = max(1, min(block, keep // (2 * kept))) if kept * held > keep else block
+        groups.append(ParameterGroup(tuple(plan.name for plan in pack), block, few, chunk(passing, block)))
     return tuple(groups)
 
 
@@ -403,13 +399,3 @@ def _at_once(plans: Sequence[ParameterPlan], graph_bytes: int) -> float:
     """
     use_gradients = sum(plan.passing if plan.route in ("fallback", "unused") else plan.passing / 3 for plan in plans)
     return graph_bytes / 2 + use_gradients + max(plan.passing for plan in plans)
-
-
-def _split(plan, keep, held, samples, mode, directions, together, chunk) -> ParameterGroup:  # type: ignore[no-untyped-def]
-    """First fewer directions at a time (another sweep each), then blocks of samples (another sweep for each pair)."""
-    few = directions
-    if mode != "full":
-        few = max(1, min(together, keep * directions // max(plan.kept * held, 1)))
-    kept = max(1, plan.kept * few // directions)
-    block = max(1, min(max(samples), keep // (2 * kept))) if kept * held > keep else max(samples)
-    return ParameterGroup((plan.name,), block, few, chunk(plan.passing * few // directions, block))

@@ -85,18 +85,14 @@ def neural_features_of(
         unwrapped(audited.model)
         arguments = {"layers": layers, "outputs": outputs, "dtype": request.dtype, "initial": initial is not None}
         block.expect(*same_call(arguments, {"x": x, "initial": initial, "outputs": outputs}))
-    with ExitStack() as stack:
-        now = stack.enter_context(audited.measuring([x], common=x, keep_weights=True))
+    with audited.measuring([x], common=x, keep_weights=True) as now, ExitStack() as stack:
+        start = None
         with ranks.together():
             now.refuse_no_gradient(of_example=True)
-        start = None
-        if initial is not None:
-            with ranks.together():
+            if initial is not None:
                 before = audited.of_copy(network_at(audited.model, initial))
-            start = stack.enter_context(ranks.entered(before.measuring([x], keep_weights=True)))
-            with ranks.together():
+                start = stack.enter_context(before.measuring([x], keep_weights=True))
                 refuse_shared(start, audited.model)
-        with ranks.together():
             budget = byte_budget(request.memory, now.device)
         budget = smallest_budget(ranks, budget, now.device, measured=request.memory is None)
         return measured_features(now, start, layers, outputs, budget, ranks)
