@@ -241,7 +241,10 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(fl.FeatlearnError, match=r"k.npy.manifest does not exist, expected a kernel that fl.ntk"):
         fl.StoredKernel(out)
     out.unlink()
-    fl.ntk(model, x[:8], out=out)
+    with pytest.raises(fl.FeatlearnError, match="for a single sample"):
+        fl.ntk(model, x[:8], out=out, memory=900)
+    assert not fl.StoredKernel(out).done
+    fl.ntk(model, x[:8], out=out)  # no tile was written by the call before
     out.write_bytes(out.read_bytes()[:-1])
     with pytest.raises(fl.FeatlearnError, match="missing or has another size"):
         fl.ntk(model, x[:8], out=out)

@@ -145,8 +145,9 @@ class KernelTiles:
         entry = measurement.dtype.itemsize * (len(self.parts) + self.verify)
         available = max(budget - measurement.copied_bytes, 1) / SHARE
         gradients = max(LEAST_TILE, int(available / 2 / sum(plan.kept for plan in plans)))
-        most = max(1, min(rows, columns, LARGEST_TILE, math.isqrt(int(available / entry)), gradients))
-        return -(-max(rows, columns) // -(-max(rows, columns) // most))  # tiles of nearly one size
+        longest = max(rows, columns)
+        most = max(1, min(longest, LARGEST_TILE, math.isqrt(int(available / entry)), gradients))
+        return -(-longest // -(-longest // most))  # tiles of nearly one size
 
     @property
     def samples(self) -> tuple[int, int]:

@@ -194,18 +194,20 @@ class KernelFile:
         begun = manifest_path(self._path).read_bytes()
         self._manifest.truncate(begun.rfind(b"\n") + 1)  # a line without its end belongs to a call that was killed
         if b"\n" in begun:
-            self._compare(*read_manifest(self._path))
-            if self._path.exists() and self._path.stat().st_size == self._size:
+            stored, tiles = read_manifest(self._path)
+            if tiles:
+                self._compare(stored, tiles)
                 return
         elif self._path.exists():
             raise InputValueError(f"{self._path} exists and has no manifest, expected a new file; remove it first")
-        if self._size > free_disk(self._path):
+        free = free_disk(self._path) + (self._path.stat().st_size if self._path.exists() else 0)
+        if self._size > free:
             raise InputValueError(
-                f"out={str(self._path)!r} takes {self._size / 1e9:.3g} GB and {free_disk(self._path) / 1e9:.3g} GB are "
-                "free on that disk, expected room for all of it; out_dtype=torch.float16 takes half of float32"
+                f"out={str(self._path)!r} takes {self._size / 1e9:.3g} GB and {free / 1e9:.3g} GB are free on that "
+                "disk, expected room for all of it; out_dtype=torch.float16 takes half of float32"
             )
-        if b"\n" not in begun:
-            self._manifest.write((json.dumps(self.header) + "\n").encode())
+        self._manifest.truncate(0)
+        self._manifest.write((json.dumps(self.header) + "\n").encode())
         with self._path.open("wb") as file:
             file.write(self._head)
             file.flush()

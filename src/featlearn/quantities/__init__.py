@@ -28,18 +28,7 @@ _MODULES = {
     "representation_kernels": "representation",
 }
 
-__all__ = [
-    "corrupted_agop",
-    "egop",
-    "feature_speed",
-    "features_moved",
-    "gradients",
-    "layer_balance",
-    "ntk_diagonal",
-    "ntk_velocity",
-    "ptk",
-    "representation_kernels",
-]
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> object:

@@ -123,39 +123,37 @@ class LayerFeatures:
     @property
     def uncentered(self) -> float:
         """UC-NFC, rho(W^T W, W^T K W)."""
-        return self._cosines.uncentered
+        return self._numbers["uncentered"][0]
 
     @property
     def centered(self) -> float:
         """C-NFC, rho(Wb^T Wb, Wb^T K Wb)."""
-        return self._cosines.centered
+        return self._numbers["centered"][0]
 
     @property
     def double_centered(self) -> float:
         """rho(Wb^T Wb, Wb^T Kb Wb)."""
-        return self._cosines.double_centered
+        return self._numbers["double_centered"][0]
 
     @property
     def ptk_centered(self) -> float:
         """rho(W0^T W0, W0^T Kb W0)."""
-        return self._cosines.ptk_centered
+        return self._numbers["ptk_centered"][0]
 
     @property
     def centered_share(self) -> float:
         """tr(Wb^T Wb Wb^T K Wb) / tr(W^T W W^T K W): how much of the agreement training has made; may exceed 1."""
-        return self._shares["centered_share"][0]
+        return self._numbers["centered_share"][0]
 
     @property
     def double_centered_share(self) -> float:
         """tr(Wb^T Wb Wb^T Kb Wb) / tr(Wb^T Wb Wb^T K Wb)."""
-        return self._shares["double_centered_share"][0]
+        return self._numbers["double_centered_share"][0]
 
     @property
     def weight_change(self) -> float:
         """|W - W0| / |W|."""
-        if self.initial_weight is None:
-            return torch.nan
-        return _ratio(float(self._weight_shift.norm()), float(self.weight.norm()))
+        return self._numbers["weight_change"][0]
 
     def correlations(self, kind: Kind = "cosine") -> Correlations:
         """All four correlations: `"cosine"` as in Beaglehole et al. 2024, `"pearson"` as in its authors' code.
@@ -168,39 +166,35 @@ class LayerFeatures:
         """Standard errors of `correlations(kind)`: 0 where these are exact, nan where nothing shows their error."""
         return Correlations(*(error for _, error in self._correlated(kind)))
 
-    @cached_property
+    @property
     def errors(self) -> Mapping[str, float]:
         """Quantity -> its standard error: 0 where it is exact, nan where it is undefined or nothing shows its error."""
-        cosines = self.correlation_errors()
-        shares = {name: error for name, (_, error) in self._shares.items()}
-        found = {name: getattr(cosines, name) for name in QUANTITIES if hasattr(cosines, name)} | shares
-        found["weight_change"] = torch.nan if self.initial_weight is None else 0.0
-        return {name: found[name] for name in QUANTITIES}
+        return {name: self._numbers[name][1] for name in QUANTITIES}
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, tuple[float, float]]:
+        """Quantity -> its value and standard error."""
+        names = ("uncentered", "centered", "double_centered", "ptk_centered")
+        numbers = dict.fromkeys(QUANTITIES, (torch.nan, torch.nan)) | dict(
+            zip(names, self._correlated("cosine"), strict=True)
+        )
+        if self.initial_weight is None:
+            return numbers
+        shift, first, changed = self._weight_shift, self._gradient_spread, self._change_spread
+        numbers["weight_change"] = _ratio(float(shift.norm()), float(self.weight.norm())), 0.0
+        numbers["centered_share"] = _share((shift, first), (self.weight, first))
+        if changed is not None:
+            numbers["double_centered_share"] = _share((shift, changed), (shift, first))
+        return numbers
 
     def _correlated(self, kind: Kind) -> list[tuple[float, float]]:
         """Every correlation with its error, in the order of `Correlations`."""
         if kind not in ("cosine", "pearson"):
             raise InputValueError(f"kind={kind!r}, expected 'cosine' or 'pearson'")
-        if kind in self._known:
-            return self._known[kind]
         first, change, initial = self._gradient_spread, self._change_spread, self.initial_weight
         shift = None if initial is None else self._weight_shift
         pairs = [(self.weight, first), (shift, first), (shift, change), (initial, change)]
-        self._known[kind] = [_correlation(weight, spread, kind) for weight, spread in pairs]
-        return self._known[kind]
-
-    @cached_property
-    def _known(self) -> dict[Kind, list[tuple[float, float]]]:
-        return {}
-
-    @cached_property
-    def _shares(self) -> Mapping[str, tuple[float, float]]:
-        nothing = (torch.nan, torch.nan)
-        if self.initial_weight is None:
-            return {"centered_share": nothing, "double_centered_share": nothing}
-        shift, first, changed = self._weight_shift, self._gradient_spread, self._change_spread
-        double = nothing if changed is None else _share((shift, changed), (shift, first))
-        return {"centered_share": _share((shift, first), (self.weight, first)), "double_centered_share": double}
+        return [_correlation(weight, spread, kind) for weight, spread in pairs]
 
     @property
     def undefined(self) -> Mapping[str, str]:
@@ -234,10 +228,6 @@ class LayerFeatures:
         if self.initial_weight is None:
             raise InputValueError("no initial= was given, expected the state dict at initialization to compare with")
         return self.weight - self.initial_weight
-
-    @cached_property
-    def _cosines(self) -> Correlations:
-        return self.correlations()
 
     @cached_property
     def _gradient_spread(self) -> "_Spread":
