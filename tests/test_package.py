@@ -42,6 +42,7 @@ def test_a_kernel_loads_what_it_needs_and_nothing_of_ranks_and_sketches():
     assert "featlearn.kernel.execution" in loaded
     unneeded = ("divided", "sketched", "distributed.exchange", "layered_weights", "stream", "operator", "neural")
     assert not [name for name in loaded for word in unneeded if name.startswith("featlearn") and word in name]
+    assert "sympy" not in loaded  # half of the time of the first call
 
 
 def test_a_watched_run_loads_only_what_it_uses(tmp_path: Path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 import featlearn
 import featlearn.torch_internals as internals
@@ -191,6 +192,22 @@ def test_hooks_can_be_muted_and_tables_dropped():
     assert len(calls) == 1
     internals.drop_hook_table(x)
     assert not internals.has_hook_table(x)
+
+
+def test_gradients_of_the_engine_are_those_of_autograd():
+    torch.manual_seed(0)
+    x, w, unused = torch.randn(4, 3), torch.randn(3, 2, requires_grad=True), torch.zeros(1, requires_grad=True)
+    hidden = x @ w
+    outputs, cotangent = torch.tanh(hidden), torch.randn(4, 2)
+    edges = [GradientEdge(hidden.grad_fn, 0), w, unused]
+    found = internals.engine_gradients([outputs], edges, [cotangent], retain_graph=True)
+    expected = torch.autograd.grad([outputs], edges, [cotangent], retain_graph=True, allow_unused=True)
+    assert found[2] is expected[2] is None
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    internals.engine_gradients([outputs], [w], [cotangent], retain_graph=False)
+    with pytest.raises(RuntimeError, match="second time"):
+        internals.engine_gradients([outputs], [w], [cotangent], retain_graph=False)
 
 
 def test_batched_gradients_are_those_of_single_passes():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from featlearn.contraction.factors import Dense, Factor, Factors, as_dense, squared_norms, weighted_squared_norms
+from featlearn.contraction.factors import Dense, Factor, Factors, as_dense, weighted_squared_norms
 
 
 def drawn(*shape: int) -> Tensor:
@@ -35,7 +35,7 @@ GRADIENTS = {
 def test_norms_are_those_of_the_gradient_itself(name, scratch):
     gradients = GRADIENTS[name]
     whole = as_dense(gradients).gradient
-    torch.testing.assert_close(squared_norms(gradients, scratch), whole.square().sum(2))
+    torch.testing.assert_close(gradients.squared_norms(scratch), whole.square().sum(2))
     weights = drawn(whole.shape[2]).square()
     found = weighted_squared_norms(gradients, weights, scratch)
     torch.testing.assert_close(found, (whole.square() * weights).sum(2))

@@ -183,8 +183,15 @@ def _compared(chunk: Chunk, names: Sequence[str], grads: UseGradients, expected:
 def _difference(gradients: Gradients, weights: Tensor, expected: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     total, size = _weighted_sum(gradients, weights)
     reference = _flat(expected, total)
-    difference, length = (torch.linalg.vector_norm(one, dtype=torch.float64) for one in (total - reference, reference))
-    return difference, size, length
+    length = _norm(reference)
+    return _norm(total.sub_(reference)), size, length
+
+
+def _norm(vector: Tensor) -> Tensor:
+    """Return the norm in float64, a few entries at a time: a copy of all would take twice the memory of a weight."""
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in vector.split(2**22)]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
 
 
 def _differing(checks: Sequence[Check], chunk: Chunk, cancelling: float = 2.0) -> Iterator[str]:
@@ -224,7 +231,8 @@ def _weighted_sum(gradients: Gradients, weights: Tensor) -> tuple[Tensor, Tensor
             lengths = lengths * torch.linalg.vector_norm(part.rows, dim=-1, dtype=torch.float64)
         size = size + (lengths.sum((1, 2)) * weights.abs().to(lengths)).sum()
     weighted = replace(gradients, parts=tuple(_weighted(part, weights) for part in gradients.parts))
-    return as_dense(weighted).gradient[:, 0].sum(0), size
+    formed = as_dense(weighted).gradient[:, 0]
+    return formed[0] if len(formed) == 1 else formed.sum(0), size
 
 
 def _weighted(part: Factor, weights: Tensor) -> Factor:

@@ -100,7 +100,16 @@ class Factors:
 
     def squared_norms(self, scratch: int = SCRATCH) -> Tensor:
         """Return squared norms of all gradients, (samples, directions); `scratch` bounds temporaries in bytes."""
-        return squared_norms(self, scratch)
+        if len(self.parts) == 1 and not self.parts[0].indexed:
+            (part,) = self.parts
+            # positions^2 (n + m) for the Grams of rows and gradients against positions n m for the gradient itself
+            n, m = part.row_size, part.grads.shape[-1]
+            if part.positions * (n + m) <= n * m:
+                return _by_grams(part, scratch)
+        size = self.blocks * self.first * self.second * self.directions
+        step = max(1, scratch // (2 * size * self.parts[0].grads.element_size()))
+        pieces = [self.take(slice(i, i + step)) for i in range(0, self.samples, step)]
+        return torch.cat([as_dense(piece).squared_norms() for piece in pieces])
 
     def take(self, samples: slice | Tensor) -> "Factors":
         """Select samples."""
@@ -131,7 +140,7 @@ class Dense:
 
     def squared_norms(self, scratch: int = SCRATCH) -> Tensor:
         """Return squared norms of all gradients, (samples, directions)."""
-        return squared_norms(self, scratch)
+        return self.gradient.square().sum(2)
 
     def take(self, samples: slice | Tensor) -> "Dense":
         """Select samples."""
@@ -365,22 +374,6 @@ def merged(parts: Sequence[Factor]) -> tuple[Factor, ...]:
     )
 
 
-def squared_norms(gradients: Gradients, scratch: int) -> Tensor:
-    """Return squared norms of all gradients, (samples, directions); `scratch` bounds temporaries in bytes."""
-    if isinstance(gradients, Dense):
-        return gradients.gradient.square().sum(2)
-    if len(gradients.parts) == 1 and not gradients.parts[0].indexed:
-        (part,) = gradients.parts
-        # positions^2 (n + m) for the Grams of rows and gradients against positions n m for the gradient itself
-        n, m = part.row_size, part.grads.shape[-1]
-        if part.positions * (n + m) <= n * m:
-            return _by_grams(part, scratch)
-    size = gradients.blocks * gradients.first * gradients.second * gradients.directions
-    step = max(1, scratch // (2 * size * gradients.parts[0].grads.element_size()))
-    pieces = [gradients.take(slice(i, i + step)) for i in range(0, gradients.samples, step)]
-    return torch.cat([as_dense(piece).gradient.square().sum(2) for piece in pieces])
-
-
 def _by_grams(part: Factor, scratch: int) -> Tensor:
     directions, samples, positions, blocks, _ = part.grads.shape
     size = blocks * positions * (part.row_size + positions * 3 * directions) * part.grads.element_size()
@@ -400,7 +393,7 @@ def _by_grams(part: Factor, scratch: int) -> Tensor:
 def weighted_squared_norms(gradients: Gradients, weights: Tensor | float, scratch: int) -> Tensor:
     """Return sum_j weights_j gradient_j^2, (samples, directions), for a single weight or a weight per entry."""
     if not isinstance(weights, Tensor):
-        return squared_norms(gradients, scratch) * weights
+        return gradients.squared_norms(scratch) * weights
     step = gradients.samples
     if isinstance(gradients, Factors):
         item = gradients.parts[0].grads.element_size()

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from featlearn.errors import UnsupportedModelError
-from featlearn.torch_internals import SAVED, batched_gradients, output_forms
+from featlearn.torch_internals import SAVED, batched_gradients, engine_gradients, output_forms
 
 Node = Any  # torch.autograd.graph.Node: C++ nodes are only registered as virtual subclasses of it
 Value = tuple[Node, int]
@@ -257,9 +257,9 @@ def backward(
     The `last` pass frees saved tensors on its way.
     """
     try:
-        differentiate = batched_gradients if batched else torch.autograd.grad
-        gradients = differentiate(outputs, inputs, cotangents, retain_graph=not last, allow_unused=True)
-        return tuple([g if g is None or g.layout is torch.strided else _strided(g) for g in gradients])
+        differentiate = batched_gradients if batched else engine_gradients
+        found = differentiate(outputs, inputs, cotangents, retain_graph=not last)
+        return tuple([g if g is None or g.layout is torch.strided else _strided(g) for g in found])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

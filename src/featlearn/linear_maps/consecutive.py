@@ -175,53 +175,13 @@ def _traced_channels(
     return stacked.flatten(0, 1), ""
 
 
-_ENTRY_BY_ENTRY = frozenset(
-    f"{name}Backward{number}"
-    for name in (
-        "Abs",
-        "Add",
-        "Alias",
-        "AvgPool1D",
-        "AvgPool2D",
-        "Clamp",
-        "ClampMin",
-        "Clone",
-        "CudnnBatchNorm",
-        "Div",
-        "Elu",
-        "Erf",
-        "Exp",
-        "FusedRmsNorm",
-        "Gelu",
-        "Hardsigmoid",
-        "Hardswish",
-        "Hardtanh",
-        "LeakyRelu",
-        "LogSigmoid",
-        "MaxPool2DWithIndices",
-        "Mul",
-        "NativeBatchNorm",
-        "NativeDropout",
-        "NativeGroupNorm",
-        "NativeLayerNorm",
-        "Neg",
-        "Pow",
-        "Prelu",
-        "Relu",
-        "Rsqrt",
-        "Sigmoid",
-        "Silu",
-        "Softplus",
-        "Sqrt",
-        "Sub",
-        "Tanh",
-        "Threshold",
-        "ToCopy",
-    )
-    for number in range(3)
-)
-
-
+_ENTRY_BY_ENTRY_OPS = """
+    Abs Add Alias AvgPool1D AvgPool2D Clamp ClampMin Clone CudnnBatchNorm Div Elu Erf Exp FusedRmsNorm Gelu
+    Hardsigmoid Hardswish Hardtanh LeakyRelu LogSigmoid MaxPool2DWithIndices Mul NativeBatchNorm NativeDropout
+    NativeGroupNorm NativeLayerNorm Neg Pow Prelu Relu Rsqrt Sigmoid Silu Softplus Sqrt Sub Tanh Threshold
+    ToCopy
+"""
+_ENTRY_BY_ENTRY = frozenset(f"{name}Backward{number}" for name in _ENTRY_BY_ENTRY_OPS.split() for number in range(3))
 _NORMS = frozenset(["NativeLayerNormBackward0", "NativeGroupNormBackward0", "FusedRmsNormBackward0"])
 
 

@@ -111,8 +111,28 @@ def drop_hook_table(tensor: Tensor) -> None:
     tensor._backward_hooks = None
 
 
+def engine_gradients(
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], *, retain_graph: bool
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of tensors or graph edges, None for inputs that are not used.
+
+    `torch.autograd.grad` gives the same. To compare shapes it imports SymPy, which takes half of the first call.
+    """
+    run: Any = torch.autograd.graph._engine_run_backward
+    found: tuple[Tensor | None, ...] = run(
+        tuple(outputs),
+        tuple(cotangents),
+        retain_graph,
+        False,  # no graph of the gradients
+        tuple(inputs),
+        True,  # inputs may be unused
+        accumulate_grad=False,
+    )
+    return found
+
+
 def batched_gradients(
-    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], **settings: bool
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Tensor], *, retain_graph: bool
 ) -> list[Tensor | None]:
     """Return the gradients for each row of the cotangents.
 
@@ -121,8 +141,8 @@ def batched_gradients(
     level, size = torch._C._vmapmode_increment_nesting(), cotangents[0].shape[0]
     try:
         rows = [torch._add_batch_dim(cotangent, 0, level) for cotangent in cotangents]
-        gradients = torch.autograd.grad(outputs, inputs, rows, **settings)
-        return [None if g is None else torch._remove_batch_dim(g, level, size, 0) for g in gradients]
+        found = engine_gradients(outputs, inputs, rows, retain_graph=retain_graph)
+        return [None if g is None else torch._remove_batch_dim(g, level, size, 0) for g in found]
     finally:
         torch._C._vmapmode_decrement_nesting()
 
