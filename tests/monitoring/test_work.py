@@ -245,7 +245,7 @@ def assert_same_bits(run: Run, other: Run) -> None:
 
 def test_a_busy_machine_records_the_same_numbers(tmp_path: Path):
     idle = trained(tmp_path / "idle", 30, 16)
-    with busy(4):
+    with busy(2):
         assert_same_bits(trained(tmp_path / "busy", 30, 16), idle)
     assert len(idle.scalar("gap/probe")[0]) > 3
 

@@ -1,9 +1,7 @@
 """Checks of the zoo itself, against the reference only."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 import pytest
@@ -86,35 +84,22 @@ def test_every_case_says_why_it_is_here() -> None:
 
 
 @pytest.mark.parametrize("case", EVERY, ids=lambda case: case.name)
-def test_builds_are_deterministic(case: Case) -> None:
+def test_a_case_is_sound(case: Case) -> None:
+    """Builds are deterministic; where samples are independent, outputs say so and the reference kernel is not empty."""
     before = torch.get_rng_state()
     first, second = build(case), build(case)
     assert torch.equal(torch.get_rng_state(), before)
     torch.testing.assert_close(state_of(first[0]), state_of(second[0]), rtol=0, atol=0)
-    for one, other in zip(tensors_in((first[1], first[2])), tensors_in((second[1], second[2])), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("case", INDEPENDENT, ids=lambda case: case.name)
-def test_samples_are_independent_and_the_output_is_a_real_matrix(case: Case) -> None:
+    for tensor, other in zip(tensors_in((first[1], first[2])), tensors_in((second[1], second[2])), strict=True):
+        torch.testing.assert_close(tensor, other, rtol=0, atol=0)
+    if case not in INDEPENDENT:
+        return
     f, resampled = resampled_twice(case)
     assert f.ndim == 2
     assert f.is_floating_point()
     assert (resampled - f).abs().max() <= case.tolerance * f.abs().max()
-
-
-@cache
-def kernel_and_seconds(case: Case) -> tuple[Tensor, float]:
-    """The reference of two batches, and how long it took."""
-    model, x, x2, readout = build(case)
-    start = time.process_time()
-    return dense_ntk(model, x, x2, readout=readout), time.process_time() - start
-
-
-@pytest.mark.parametrize("case", INDEPENDENT, ids=lambda case: case.name)
-def test_kernels_are_finite_and_not_zero(case: Case) -> None:
-    kernel, _ = kernel_and_seconds(case)
-    assert kernel.ndim == 2
+    model, x, x2, readout = first
+    kernel = dense_ntk(model, x, x2, readout=readout)
     assert kernel.shape[0] != kernel.shape[1]
     assert kernel.isfinite().all()
     assert kernel.abs().max() > 1e-3
@@ -168,7 +153,3 @@ def test_coupled_orders_are_coupled_at_every_seed(case: Case) -> None:
                 f = outputs_of(model, x, readout)
                 alone = torch.cat([outputs_of(model, x[i : i + 1], readout) for i in range(len(x))])
             assert (f - alone).abs().max() > 1e-3 * f.abs().max()
-
-
-def test_the_reference_takes_less_than_a_minute_on_all_awkward_cases() -> None:
-    assert sum(kernel_and_seconds(case)[1] for case in CASES) < 60
