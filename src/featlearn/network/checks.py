@@ -55,7 +55,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         raise InputTypeError(f"model is {describe(model)}, expected a torch.nn.Module; wrap a function in a module")
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            if type(model) not in (nn.DataParallel, nn.parallel.DistributedDataParallel) or _hooked(model):
+            if type(model) not in (nn.DataParallel, nn.parallel.DistributedDataParallel) or any(forward_hooks(model)):
                 raise UnsupportedModelError(
                     f"the wrapper {type(model).__name__} changes what its module computes (hooks, or a forward of its "
                     "own), expected a plain one; measure model.module"
@@ -63,54 +63,44 @@ def unwrapped(model: nn.Module) -> nn.Module:
             inner = model.module
         else:
             compiled = compiled_from(model)
-            if compiled is None or _hooked(model):
+            if compiled is None or any(forward_hooks(model)):
                 return model
             inner = compiled
         model = inner
 
 
-def _hooked(model: nn.Module) -> bool:
-    return any(forward_hooks(model))
-
-
 def refuse_unmeasurable(inside: Inventory) -> None:
-    """Modules that rewrite themselves in a forward pass, or have no weights yet."""
-    odd = [t for t in inside.tensors if type(t) not in (Tensor, nn.Parameter) or t.is_meta]
-    lookups = [kind for kind in inside.types if issubclass(kind, nn.Embedding | nn.EmbeddingBag)]
-    if not odd and not lookups and all(kind.__name__ != "FullyShardedDataParallel" for kind in inside.types):
+    """Refuse modules that rewrite themselves in a forward pass, or have no weights yet."""
+    odd = any(type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta for tensor in inside.tensors)
+    if not odd and not any(issubclass(kind, _EMBEDDINGS) or kind.__name__ == _FSDP1 for kind in inside.types):
         return
     for part in inside.modules:
-        tensors = (*parameter_table(part).values(), *buffer_table(part).values()) if odd else ()
-        if any(nn.parameter.is_lazy(tensor) for tensor in tensors if tensor is not None):
-            raise UnsupportedModelError(
-                f"{_place(inside, part)} is not initialized yet; run the model once on a batch first"
-            )
-        if any(hasattr(t, "placements") for t in tensors) or type(part).__name__ == "FullyShardedDataParallel":
-            raise UnsupportedModelError(
-                f"{_place(inside, part)} is spread over ranks otherwise than by fully_shard (tensor parallel, or "
-                "FSDP1), expected whole weights: what a rank computes with a part of them does not show which sample "
-                "it belongs to; gather them into a plain model first"
-            )
-        if any(tensor is not None and tensor.is_meta for tensor in tensors):
-            raise UnsupportedModelError(
-                f"{_place(inside, part)} is on the meta device and has no weights; load them first"
-            )
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            if part.max_norm is not None:
-                raise UnsupportedModelError(
-                    f"{_place(inside, part)} has max_norm={part.max_norm}: a forward pass rewrites its weights; "
-                    "expected max_norm=None"
-                )
-            if part.scale_grad_by_freq:
-                raise UnsupportedModelError(
-                    f"{_place(inside, part)} has scale_grad_by_freq=True: its gradients depend on the batch; "
-                    "expected False"
-                )
+        if reason := _obstacle(part):
+            name = next(name for name, each in inside.model.named_modules() if each is part)
+            raise UnsupportedModelError(f"{name or 'the model'} ({type(part).__name__}) {reason}")
 
 
-def _place(inside: Inventory, part: nn.Module) -> str:
-    name = next(name for name, each in inside.model.named_modules() if each is part)
-    return f"{name or 'the model'} ({type(part).__name__})"
+_EMBEDDINGS, _FSDP1 = (nn.Embedding, nn.EmbeddingBag), "FullyShardedDataParallel"
+
+
+def _obstacle(part: nn.Module) -> str | None:
+    """Return why a module cannot be measured, None if it can."""
+    tensors = [t for t in (*parameter_table(part).values(), *buffer_table(part).values()) if t is not None]
+    if any(map(nn.parameter.is_lazy, tensors)):
+        return "is not initialized yet; run the model once on a batch first"
+    if any(hasattr(tensor, "placements") for tensor in tensors) or type(part).__name__ == _FSDP1:
+        return (
+            "is spread over ranks otherwise than by fully_shard (tensor parallel, or FSDP1), expected whole weights: "
+            "what a rank computes with a part of them does not show which sample it belongs to; gather them into a "
+            "plain model first"
+        )
+    if any(tensor.is_meta for tensor in tensors):
+        return "is on the meta device and has no weights; load them first"
+    if isinstance(part, _EMBEDDINGS) and part.max_norm is not None:
+        return f"has max_norm={part.max_norm}: a forward pass rewrites its weights; expected max_norm=None"
+    if isinstance(part, _EMBEDDINGS) and part.scale_grad_by_freq:
+        return "has scale_grad_by_freq=True: its gradients depend on the batch; expected False"
+    return None
 
 
 def trainable_parameters(
@@ -152,12 +142,12 @@ def matching(names: list[str], patterns: str | Sequence[str] | None, argument: s
 
 
 def refuse_other_device(inside: Inventory, x: Inputs, name: str) -> None:
-    """Inputs on another device than a model that lives on one device alone."""
+    """Refuse inputs on another device than a model that lives on one device alone."""
     homes = {parameter.device for parameter in inside.parameters}
-    strangers = {tensor.device for tensor in tensors_in(x)} - homes
-    if len(homes) == 1 and strangers:
+    others = {tensor.device for tensor in tensors_in(x)} - homes
+    if len(homes) == 1 and others:
         (home,) = homes
         raise InputValueError(
-            f"{name} is on {', '.join(map(str, strangers))}, expected {home}, where the model is; "
+            f"{name} is on {', '.join(map(str, others))}, expected {home}, where the model is; "
             f"move it: {name}.to({str(home)!r})"
         )

@@ -24,34 +24,30 @@ def default_readout(raw: Any, x: Any) -> DefaultReadout:
     targets = x.targets if isinstance(x, TargetedInputs) else None
     if values.dim() <= 2:
         named = expression in ("out", "out.logits")
-        sentence = "" if named else f"measuring {expression}, of shape {_shape(values)}: {describe_output(raw)}"
+        shape = "(P, C)" if values.dim() == 2 else "(P,)"
+        sentence = "" if named else f"measuring {expression}, of shape {shape}: {describe_output(raw)}"
         return DefaultReadout("output" if named else expression, sentence)
-    if targets is not None and targets.is_floating_point() and targets.shape == values.shape and values.shape[1] > 1:
-        return _flattened(expression, values)
-    if targets is not None and values.dim() >= 4 and _fits_images(values, targets):
+    is_segmented = targets is not None and values.dim() >= 4 and _fits_images(values, targets)
+    has_same_shape = targets is not None and targets.is_floating_point() and targets.shape == values.shape
+    if has_same_shape and (values.shape[1] > 1 or not is_segmented):
+        count = values[0].numel()
+        return DefaultReadout(
+            f"{expression}.flatten(1)",
+            f"measuring the {count} numbers of each sample's output as its outputs (`readout=lambda out: "
+            f"{expression}.flatten(1)` says so)",
+            flat=True,
+        )
+    if is_segmented:
         readout = LogProbability("segmentation")
         return DefaultReadout(str(readout), _sentence(readout, "labels of the probe", "segmentation()"), readout)
-    if targets is not None and targets.is_floating_point() and targets.shape == values.shape:
-        return _flattened(expression, values)
     if targets is not None and not targets.is_floating_point() and values.dim() == 3:
         readout = LogProbability("next_token")
-        from_ids = isinstance(x, TargetedInputs) and x.from_ids
-        source = CAUSAL if from_ids else "those that were passed"
+        source = CAUSAL if x.from_ids else "those that were passed"
         return DefaultReadout(str(readout), _sentence(readout, source, "next_token()"), readout)
     samples = len(values)
     raise InputValueError(
         f"the model gives {describe(raw)}, expected (P,) = ({samples},) or (P, C) = ({samples}, C), one row a sample; "
         f"add {_line(expression, values, x)}"
-    )
-
-
-def _flattened(expression: str, values: Tensor) -> DefaultReadout:
-    count = values[0].numel()
-    return DefaultReadout(
-        f"{expression}.flatten(1)",
-        f"measuring the {count} numbers of each sample's output as its outputs (`readout=lambda out: "
-        f"{expression}.flatten(1)` says so)",
-        flat=True,
     )
 
 
@@ -114,10 +110,6 @@ def _line(expression: str, values: Tensor, x: Any) -> str:
 def describe_output(raw: Any) -> str:
     """Return what an output is, and how to choose another part of it."""
     return f"the model gives a {type(raw).__name__}; readout= chooses another part"
-
-
-def _shape(values: Tensor) -> str:
-    return "(P, C)" if values.dim() == 2 else "(P,)"
 
 
 def _sentence(readout: LogProbability, source: str, call: str) -> str:
