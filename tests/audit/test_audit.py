@@ -290,3 +290,20 @@ def test_gradients_of_nothing_but_rounding_are_measured(dtype: torch.dtype, veri
     expected = dense_ntk(model.double(), x.double(), by="parameter")["q.bias"]
     both = fl.ntk(model.to(dtype), x, parameters=["k.bias", "q.bias"]).double()
     torch.testing.assert_close(both, expected, rtol=0, atol=30 * torch.finfo(dtype).eps)
+
+
+def test_a_wrong_rule_is_not_taken_for_rounding(monkeypatch: pytest.MonkeyPatch):
+    """Deep layers with large weights amplify the last digits, to less than what a wrong rule changes."""
+    from featlearn.audit import audit
+
+    torch.manual_seed(0)
+    layers = [part for _ in range(16) for part in (nn.Linear(20, 20), nn.Tanh())]
+    model, x = nn.Sequential(*layers, nn.Linear(20, 2)), torch.randn(40, 20)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4)
+    assert "fallback" not in {parameter.route for parameter in fl.plan(model, x).parameters}
+    right = audit._weighted_sum
+    monkeypatch.setattr(audit, "_weighted_sum", lambda g, w: (1.01 * right(g, w)[0], right(g, w)[1]))
+    routes = [parameter.route for parameter in fl.plan(model, x).parameters]
+    assert routes.count("fallback") >= len(routes) - 1

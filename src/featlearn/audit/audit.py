@@ -115,16 +115,18 @@ def failing_parameters(
             except Exception as error:
                 failed[name] = f"the rules for {_nodes(chunk, name)} fail: {type(error).__name__}: {error}"
     cotangent = expected.weights[:, None] * expected.direction
-    for name in _differing(checks, chunk):
-        if not is_rounding(chunk, name, cotangent):
+    for name, difference in _differing(checks, chunk):
+        if not is_rounding(chunk, name, cotangent, difference):
             failed[name] = f"the rules for {_nodes(chunk, name)} disagree with autograd"
     return failed
 
 
-def disagreement(chunk: Chunk, grads: UseGradients, places: Tensor, expected: WeightedGradient) -> str | None:
-    """A parameter whose gradient in another batch, of the samples at `places`, is not the sum of those in the chunk.
+def disagreements(
+    chunk: Chunk, grads: UseGradients, places: Tensor, expected: WeightedGradient
+) -> Iterator[tuple[str, float]]:
+    """Yield parameters whose gradient in another batch, of the samples at `places`, is not the sum of the chunk's.
 
-    `expected` is of the other batch.
+    Also by how much. `expected` is of the other batch.
     """
     readable, _ = chunk.readable(expected.gradients)
     counted = expected.weights.new_zeros(chunk.count).index_add(
@@ -132,15 +134,15 @@ def disagreement(chunk: Chunk, grads: UseGradients, places: Tensor, expected: We
     )
     checks = _compared(chunk, readable, grads, replace(expected, weights=counted))
     # Another batch takes other code paths, whose rounding shows where the terms of a gradient cancel.
-    return next(_differing(checks, chunk, cancelling=64.0), None)
+    return _differing(checks, chunk, cancelling=64.0)
 
 
 STATES = 4
 """States of the weights that show how much of a gradient is rounding."""
 
 
-def is_rounding(chunk: Chunk, name: str, cotangent: Tensor) -> bool:
-    """Return whether weights that differ in their last digits change a gradient as much as a disagreement would.
+def is_rounding(chunk: Chunk, name: str, cotangent: Tensor, difference: float) -> bool:
+    """Return whether weights that differ in their last digits change a gradient about as much as a disagreement.
 
     A gradient may be nothing but rounding (of a key bias, which softmax ignores). A ReLU whose input is zero but for
     rounding may be on in one batch and off in another.
@@ -157,7 +159,7 @@ def is_rounding(chunk: Chunk, name: str, cotangent: Tensor) -> bool:
             gradient = parameter_gradients(moved.outputs, parameter, cotangent)[name]
         if gradient is None:
             return False
-        if not float((gradient - before).norm()) <= chunk.precision**0.5 * float(before.norm()) / 4:
+        if difference <= 4 * float((gradient - before).norm()):  # as 32 units of one digit
             return True
     return False
 
@@ -194,8 +196,8 @@ def _norm(vector: Tensor) -> Tensor:
     return norm
 
 
-def _differing(checks: Sequence[Check], chunk: Chunk, cancelling: float = 2.0) -> Iterator[str]:
-    """Parameters that do not agree.
+def _differing(checks: Sequence[Check], chunk: Chunk, cancelling: float = 2.0) -> Iterator[tuple[str, float]]:
+    """Yield parameters that do not agree, and by how much.
 
     `cancelling`: units of rounding, of the whole gradient, that may be left where the terms of one parameter cancel.
     """
@@ -210,7 +212,7 @@ def _differing(checks: Sequence[Check], chunk: Chunk, cancelling: float = 2.0) -
         precision = chunk.precision_of(name)
         slack = min(0.05, precision**0.5) * (size + length) + min(0.02, cancelling * precision) * whole
         if not difference <= slack:
-            yield name
+            yield name, difference
 
 
 def _nodes(chunk: Chunk, name: str) -> str:
@@ -265,8 +267,9 @@ def refuse_unequal_sums(
         terms = gradients.gradient * drawn.to(gradients.gradient)[..., None]
         total, reference = terms.sum((0, 1)), _flat(expected[name], gradients.gradient[0, 0])
         size = max(*numbers([terms.norm(), reference.norm()]), whole)
-        differs = not float((total - reference).norm()) <= chunk.precision**0.5 * size and math.isfinite(size)
-        if differs and not is_rounding(chunk, name, rows):
+        difference = float((total - reference).norm())
+        differs = not difference <= chunk.precision**0.5 * size and math.isfinite(size)
+        if differs and not is_rounding(chunk, name, rows, difference):
             from featlearn.audit.refusals import refuse_nonlinear  # loaded where something is refused
 
             refuse_nonlinear(chunk, [name], generator)
@@ -445,7 +448,7 @@ def _is_separate(chunk: Chunk) -> bool:
 def _refuse_coupled_gradients(chunk: Chunk, probed: ProbedGraph, generator: torch.Generator) -> None:
     """Samples in smaller batches must have the outputs and gradients that they have beside the others."""
     name = _differing_gradient(chunk, probed, generator)
-    if name is None or is_rounding(chunk, name, probed.weights[:, None] * probed.direction):
+    if name is None:
         return
     from featlearn.audit.refusals import refuse_nonlinear  # loaded where something is refused
 
@@ -477,8 +480,10 @@ def _differing_gradient(chunk: Chunk, probed: ProbedGraph, generator: torch.Gene
             continue
         _, weights = drawn_weights(part, generator)
         expected = weighted_gradient(part, chunk.uses, probed.direction, weights)
-        if name := disagreement(chunk, grads, places, expected):
-            return name
+        cotangent = weights[:, None] * probed.direction.to(weights)
+        for name, difference in disagreements(chunk, grads, places, expected):
+            if not is_rounding(part, name, cotangent, difference):
+                return name
     return None
 
 

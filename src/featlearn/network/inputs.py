@@ -272,8 +272,7 @@ class ModelWithInputs:
             shown = x.inputs if isinstance(x, TargetedInputs) else x
             raise UnsupportedModelError(
                 f"the model or its readout failed on {self.name}, {describe(shown)} (a few of the {self.samples} "
-                f"samples are run at a time): {type(error).__name__}: {error}{_dtype_advice(self, x)}"
-                f"{_argument_advice(self.model, error)}{_state_advice(self, error)}"
+                f"samples are run at a time): {type(error).__name__}: {error}{_advice(self, x, error)}"
             ) from error
 
     def _read(self, raw: Any, x: Inputs) -> Any:
@@ -295,44 +294,33 @@ def call_model(model: Callable[..., Any], x: Inputs) -> Any:
     return model(**x, **passed) if isinstance(x, Mapping) else model(x, **passed)
 
 
-def _argument_advice(model: nn.Module, error: Exception) -> str:
-    """Return what to change for two frequent causes: labels in x, and weights that `torch.cond` does not see."""
-    text = str(error)
-    if "FakeTensorMode" in text:
+def _advice(batch: ModelWithInputs, x: Inputs, error: Exception) -> str:
+    """Return what to do about frequent causes of an error: precision, arguments, and tensors of an earlier pass."""
+    text, weights = str(error), list(batch.model.parameters())
+    kinds = {weight.dtype for weight in weights if weight.is_floating_point()}
+    passed = {tensor.dtype for tensor in tensors_in(x) if tensor.is_floating_point() or tensor.is_complex()}
+    if len(kinds) == 1 and passed and not passed & kinds:
+        return (
+            f"; {batch.name} is {' and '.join(map(str, passed))}, expected {kinds.pop()} as the weights are; "
+            "cast it, or pass dtype= to measure both in that precision"
+        )
+    if "FakeTensorMode" in text:  # weights that `torch.cond` does not see
         return "; " + OPERANDS
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False) and isinstance(error, ValueError):
+    if getattr(getattr(batch.model, "config", None), "is_encoder_decoder", False) and isinstance(error, ValueError):
         return "; an encoder-decoder needs `labels` or `decoder_input_ids` among the inputs"
     if isinstance(error, TypeError) and ("unexpected keyword argument" in text or "positional argument" in text):
         return (
             "; everything in x is passed to the model: leave targets out of it, or, for a readout that needs them, "
             "wrap the model in a module whose forward takes them and passes on the rest"
         )
-    return ""
-
-
-def _state_advice(batch: ModelWithInputs, error: Exception) -> str:
-    """Return what to do about tensors of an earlier pass, where their size does not fit the batch."""
-    sizes = set(map(int, re.findall(r"\d+", str(error))))
-    weights = set(map(id, batch.model.parameters()))
-    for tensor in (tensor for tensor in batch.held if id(tensor) not in weights and tensor.dim()):
-        if tensor.grad_fn is not None or tensor.shape[0] in sizes - {1}:
+    sizes, own = set(map(int, re.findall(r"\d+", text))) - {1}, set(map(id, weights))
+    for tensor in (tensor for tensor in batch.held if id(tensor) not in own and tensor.dim()):
+        if tensor.grad_fn is not None or tensor.shape[0] in sizes:
             return (
                 f"; the model holds {describe(tensor)}, perhaps the state of an earlier pass: reset it first "
                 "(snntorch: utils.reset(net) or init_hidden at the beginning of forward; spikingjelly: "
                 "functional.reset_net(net))"
             )
-    return ""
-
-
-def _dtype_advice(batch: ModelWithInputs, x: Inputs) -> str:
-    """What to do about inputs of another precision than all of the weights, where a model has failed on them."""
-    kinds = {p.dtype for p in batch.model.parameters() if p.is_floating_point()}
-    given = {tensor.dtype for tensor in tensors_in(x) if tensor.is_floating_point() or tensor.is_complex()}
-    if len(kinds) == 1 and given and not given & kinds:
-        return (
-            f"; {batch.name} is {' and '.join(map(str, given))}, expected {kinds.pop()} as the weights are; "
-            "cast it, or pass dtype= to measure both in that precision"
-        )
     return ""
 
 
