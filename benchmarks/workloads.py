@@ -22,6 +22,11 @@ def mlp(outputs: int) -> nn.Sequential:
     )
 
 
+def tiny_mlp() -> nn.Sequential:
+    """9-8-8-2, ReLU: nearly all of a call is overhead."""
+    return nn.Sequential(nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
 def cnn() -> nn.Sequential:
     """Two valid 7x7 convolutions to 33 channels, ReLU, global average, ten outputs."""
     return nn.Sequential(
@@ -140,13 +145,21 @@ class LanguageModel(GPT):
         for block in self.blocks:
             x = block(x)
         likely = self.head(self.norm(x))[:, :-1].log_softmax(-1)
-        return likely.gather(2, ids[:, 1:, None]).mean((1, 2))
+        return likely.gather(2, ids[:, 1:, None]).mean(1)
 
 
 class VisionTransformer(nn.Module):
-    """ViT-B/16 with one output: patches, a class token, twelve blocks of width 768."""
+    """ViT-B/16: patches, a class token, twelve blocks of width 768."""
 
-    def __init__(self, size: int = 224, patch: int = 16, width: int = 768, blocks: int = 12, heads: int = 12) -> None:
+    def __init__(
+        self,
+        size: int = 224,
+        patch: int = 16,
+        width: int = 768,
+        blocks: int = 12,
+        heads: int = 12,
+        outputs: int = 1,
+    ) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(0.02 * torch.randn(1, 1, width))
@@ -155,7 +168,7 @@ class VisionTransformer(nn.Module):
             nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
             for _ in range(blocks)
         ]
-        self.blocks, self.norm, self.head = nn.ModuleList(layers), nn.LayerNorm(width), nn.Linear(width, 1)
+        self.blocks, self.norm, self.head = nn.ModuleList(layers), nn.LayerNorm(width), nn.Linear(width, outputs)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)
@@ -163,6 +176,45 @@ class VisionTransformer(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)[:, 0])
+
+
+class TenLogits(GPT):
+    """The logits of ten symbols at the last position."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.places(self.symbol(ids))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, -1])[:, :10]
+
+
+class GraphNetwork(nn.Module):
+    """Three rounds of messages along 200 fixed edges between 50 nodes of width 64; the mean over nodes is read out.
+
+    `gather` and `scatter_add` index each sample's entries; `index_select` and `index_add` index nodes.
+    """
+
+    def __init__(self, by_entries: bool = False, width: int = 64) -> None:
+        super().__init__()
+        self.by_entries = by_entries
+        self.messages = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+        self.updates = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+        self.head = nn.Linear(width, 1)
+        generator = torch.Generator().manual_seed(2)
+        self.register_buffer("edges", torch.randint(50, (2, 200), generator=generator))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sources, targets = self.edges
+        for message, update in zip(self.messages, self.updates, strict=True):
+            sent = torch.relu(message(x))
+            if self.by_entries:
+                shape = (len(x), -1, x.shape[-1])
+                along = sent.gather(1, sources[None, :, None].expand(shape))
+                received = torch.zeros_like(x).scatter_add(1, targets[None, :, None].expand(shape), along)
+            else:
+                received = torch.zeros_like(x).index_add(1, targets, sent.index_select(1, sources))
+            x = torch.relu(update(x) + received)
+        return self.head(x.mean(1))
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -239,6 +291,13 @@ WORKLOADS = {
         Workload("W3", cnn, (3, 32, 32), 300, 10, "traced", cuda=1000),
         Workload("W4", wide_resnet, (3, 32, 32), 100, 1, "traced", cuda=1000),
         Workload("W5", GPT, (64,), 64, 1, "traced", symbols=65, cuda=64),
+        Workload("GPT-2 small", lambda: LanguageModel(6, 192, 6, 64, 256), (64,), 16, 1, "traced", symbols=256),
+        Workload("GPT-2 small, ten", lambda: TenLogits(6, 192, 6, 64, 256), (64,), 16, 10, "traced", symbols=256),
+        Workload("ViT-tiny, ten", lambda: VisionTransformer(32, 4, 192, 6, 6, 10), (3, 32, 32), 64, 10, "traced"),
+        Workload("GNN, index_add", GraphNetwork, (50, 64), 256, 1, "traced"),
+        Workload("GNN, scatter_add", lambda: GraphNetwork(by_entries=True), (50, 64), 256, 1, "traced"),
+        Workload("CNN, 40 samples", cnn, (3, 32, 32), 40, 10, "traced"),
+        Workload("tiny MLP", tiny_mlp, (9,), 30, 2, "traced"),
         Workload("R18-one", lambda: resnet18(1), (3, 32, 32), 0, 1, "traced", cuda=1000),
         Workload("R18-ten", lambda: resnet18(10), (3, 32, 32), 0, 10, "traced", cuda=200),
     )

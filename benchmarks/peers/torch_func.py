@@ -6,6 +6,7 @@ A block is the largest whose Jacobian stays under a byte limit; without blocks m
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 PACKAGES = ("torch",)
 LIMIT = 2**31
@@ -15,7 +16,15 @@ TOGETHER = 32
 
 
 def kernel(network: nn.Module, x: Tensor, mode: str) -> Tensor:
-    """Jacobian contraction in blocks of samples; one triangle of blocks."""
+    """Jacobian contraction in blocks of samples; one triangle of blocks.
+
+    Attention runs by its formula: `vmap` takes ten times as long with the fused op.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
+        return _kernel(network, x, mode)
+
+
+def _kernel(network: nn.Module, x: Tensor, mode: str) -> Tensor:
     parameters = {name: p.detach() for name, p in network.named_parameters()}
 
     def one(weights: dict[str, Tensor], sample: Tensor) -> Tensor:

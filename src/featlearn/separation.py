@@ -360,13 +360,16 @@ def _is_uniform(operand: _Operand, layout: Layout) -> bool:
 
 
 def _without_tensors(argument: Any, tensors: list[Tensor]) -> Any:
-    """Return an argument without its tensors, which are added to `tensors`: to hold them would take memory."""
+    """Return an argument without its tensors, which are added to `tensors`: to hold them would take memory.
+
+    In lists an ellipsis stands for each.
+    """
     if isinstance(argument, Tensor):
         tensors.append(argument)
         return None
     if isinstance(argument, _SEVERAL) and any(isinstance(part, Tensor) for part in argument):
         tensors += [part for part in argument if isinstance(part, Tensor)]
-        return None
+        return [... if isinstance(part, Tensor) else part for part in argument]
     return argument
 
 
@@ -416,6 +419,10 @@ class _Schema(NamedTuple):
     """Whether it fails depends on values, and code may ask for nothing else of it."""
 
 
+_INDEXING = frozenset(["Embedding", "Gather", "Index", "IndexAdd", "IndexSelect", "Scatter", "ScatterAdd"])
+"""Ops that fail for an index out of range."""
+
+
 @lru_cache(maxsize=1024)
 def _schema(function: Any) -> _Schema:
     name, schema = function._schema.name.partition("::")[2], function._schema
@@ -430,10 +437,10 @@ def _schema(function: Any) -> _Schema:
         defaults={each.name: each.default_value for each in schema.arguments if each.has_default_value()},
         writes=bool(schema.is_mutable),
         writes_where=names.index("training") if "training" in names and "BatchNorm" in op_name else None,
-        in_place=written == [0] and name.endswith("_") and flow is not None and flow.is_elementwise,
+        in_place=written == [0] and name.endswith("_") and flow is not None and flow.writes_entries,
         is_view=op_name == "Set" or (not schema.is_mutable and (returns_alias or op_name == "UnsafeView")),
         is_fresh=op_name == "LiftFresh",
-        may_fail=op_name in ("Embedding", "Gather") or "mode" in schema.overload_name,  # division of integers
+        may_fail=op_name in _INDEXING or "mode" in schema.overload_name,  # division of integers
     )
 
 
@@ -499,10 +506,12 @@ class _ReadingRecorder(TorchFunctionMode):
 
 
 # Their arguments may be sizes, which all show in the shape of the result.
-_SIZED = frozenset([Tensor.expand, Tensor.reshape, Tensor.view, torch.reshape])
-# They take a constant that is expanded for every sample entry by entry.
-_ELEMENTWISE = {torch.cat, torch.concat, torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
-_ELEMENTWISE |= {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+_SIZED = frozenset([Tensor.expand, Tensor.new_ones, Tensor.new_zeros, Tensor.reshape, Tensor.view, torch.reshape])
+# They may take a constant that is expanded, so that every sample meets the same entries.
+_ENTRY_BY_ENTRY = {torch.cat, torch.concat, torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
+_ENTRY_BY_ENTRY |= {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__}
+_ENTRY_BY_ENTRY |= {torch.gather, Tensor.gather, torch.scatter, Tensor.scatter, Tensor.scatter_}
+_ENTRY_BY_ENTRY |= {torch.scatter_add, Tensor.scatter_add, Tensor.scatter_add_}
 
 
 class RepeatedPass(TrackedPass):
@@ -549,7 +558,7 @@ class RepeatedPass(TrackedPass):
 
     def _repeats(self, call: RecordedCall, args: Any, kwargs: Any, result: Any) -> bool:
         sized = call.function in _SIZED
-        resized = self._resized if sized or call.function in _ELEMENTWISE else None
+        resized = self._resized if sized or call.function in _ENTRY_BY_ENTRY else None
         return self._fits(call.arguments, (args, kwargs), sized, resized) and self._accept(
             call.result, result, self._resized if sized else None
         )

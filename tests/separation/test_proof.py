@@ -67,7 +67,7 @@ def soundly_proved(function: Callable[[Tensor], Tensor], x: Tensor) -> bool:
 
 
 WITH_CONSTANTS_OF_EVERY_SAMPLE = {"Addcmul", "Atan2", "Gather", "Lerp", "MaskedFill", "Minimum"}
-CHOOSING = {"Gather", "Index", "IndexSelect", "NativeDropout", "ReshapeAlias", "Sort", "Topk"}
+CHOOSING = {"Gather", "Index", "Scatter", "ScatterAdd", "NativeDropout", "ReshapeAlias", "Sort", "Topk"}
 
 
 @settings(max_examples=4, derandomize=True, deadline=None)
@@ -395,6 +395,13 @@ UNPROVED: dict[str, Callable[[Tensor], Tensor]] = {
     "running statistics": written_statistics,
     "embedding that may fail": failing(lambda x: F.embedding(places(x), torch.ones(4, 2))),
     "embedding that fails": failing(lambda x: F.embedding(places(x), torch.ones(2, 2))),
+    "index that may fail": failing(lambda x: torch.ones(5)[places(x)]),
+    "index_select that may fail": failing(lambda x: x.index_select(1, places(x).argsort() + 1)),
+    "index_add along samples": lambda x: x.index_add(0, torch.arange(len(x)).flip(0), x),
+    "index_add by samples": lambda x: x.index_add(1, (x[:3, 0] > 0).long(), x),
+    "scatter_add along samples": lambda x: x.scatter_add(0, (x > 0).long(), x),
+    "scatter with another index for each sample": lambda x: x.scatter(1, torch.arange(len(x))[:, None] % 3, 0.0),
+    "new zeros of other samples": lambda x: x.T.new_zeros(x.shape) + x.T.reshape(x.shape),
     "gather that may fail": failing(lambda x: torch.ones(5).gather(0, places(x)[None])),
     "division that may fail": failing(lambda x: torch.div(1, places(x), rounding_mode="floor")),
     "number that fails": failing(lambda x: int((x - 9).log().amax())),

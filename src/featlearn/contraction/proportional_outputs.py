@@ -84,7 +84,7 @@ def worthwhile(factors: Factors) -> bool:
 # Launch overhead of the comparison on a GPU, in multiply-adds.
 STARTS = 2**34
 # Samples used on a CPU to estimate shares, before all samples are compared.
-FEW = 16
+FEW = 4
 # Largest number of entries compared at once, on a CPU and on a GPU; comparing copies them.
 TOGETHER = (2**16, 2**24)
 
@@ -97,7 +97,8 @@ def _shares(grads: Tensor, previous: Tensor | None = None) -> Tensor:
             previous = previous.clone()
             previous[:, silent] = _shares(grads[..., silent].unsqueeze(3))[:, 0]
         return previous
-    largest = torch.linalg.vector_norm(grads, dim=0).flatten(0, 1).argmax(0)  # (blocks, m)
+    # Where the largest entry of any direction is: a norm over directions takes 14 times as long on a CPU.
+    largest = torch.maximum(grads.amax(0), -grads.amin(0)).flatten(0, 1).argmax(0)  # (blocks, m)
     gradients = grads.flatten(1, 2).gather(1, largest.expand(len(grads), 1, *largest.shape)).squeeze(1)
     norm = torch.linalg.vector_norm(gradients, dim=0)
     # Smaller norms count as silent with share 0, because shares must have norm 1.

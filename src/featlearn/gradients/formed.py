@@ -147,9 +147,9 @@ def _use_gradients(chunk: Chunk, values: list[Value], directions: Tensor, apart:
         final = last and k == count - 1
         at_values, _ = backward_to(chunk.outputs, values, {}, cotangent, last=final)
         for value, gradient in at_values.items():
-            if gradient is not None and count > 1 and gradient.shape[:1] == (samples,):
-                # Side by side at once: then no direction's is held twice. What is the same for all samples is held
-                # for one of them.
+            if gradient is not None and count > 1 and (gradient.dim() == 2 or gradient.shape[:1] == (samples,)):
+                # Side by side at once: then no direction's is held twice, and rows of a matrix (samples and positions)
+                # have all directions together, as products want them. What is the same for all samples is held once.
                 rows = gradient[:1] if gradient.stride(0) == 0 else gradient
                 held = rows.shape[0]
                 if value not in stacks:

@@ -25,8 +25,9 @@ _WITHOUT_A_NODE = """
     BitwiseAnd BitwiseNot BitwiseOr Ceil Eq Floor Ge Gt Isfinite Isinf Isnan Le LogSigmoidForward LogicalAnd LogicalNot
     LogicalOr Lt Ne OnesLike Round Sign Trunc ZerosLike
 """
-register_flow(*_ELEMENTWISE.split(), elementwise=True)(broadcast)
-register_flow(*_WITHOUT_A_NODE.split(), elementwise=True, only="forward")(broadcast)
+register_flow(*_ELEMENTWISE.split(), writes_entries=True)(broadcast)
+register_flow(*_WITHOUT_A_NODE.split(), writes_entries=True, only="forward")(broadcast)
+register_flow("NewOnes", "NewZeros", only="forward")(broadcast)  # the operand gives its type alone
 register_flow("NativeDropout", only="backward")(broadcast)  # a forward pass draws random numbers
 
 

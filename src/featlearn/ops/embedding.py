@@ -1,4 +1,9 @@
-"""Lookups: embeddings and tensors indexed along an axis. Rows are kept as integers."""
+"""Lookups and sums by index: embeddings, tensors indexed along an axis, messages between nodes of a graph.
+
+Rows are kept as integers.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,16 +72,19 @@ def rows_of_indices(step: Step) -> Layout | None:
     return step.in_axis(step.at.axis) if step.operand == 1 else None
 
 
-register_flow("Gather", shares_operands=False)(along_another_axis)
-# In a forward pass the index is an operand, too.
-register_flow("IndexSelect", only="backward", shares_operands=False)(along_another_axis)
+# Every sample has an index of its own, of the rank of the other operands.
+register_flow("Gather", "Scatter", "ScatterAdd", writes_entries=True, shares_operands=False)(along_another_axis)
+# All samples share the index, a vector.
+register_flow("IndexAdd", "IndexSelect", writes_entries=True)(along_another_axis)
 
 
-@register_flow("Index", only="backward")
+@register_flow("Index")
 def indexing(step: Step) -> Layout | None:
     """input[:, ..., index] leaves the axes in front of it. input[range(P), index] looks up in each sample."""
     indices = step.argument("indices")
     places = [] if indices is None else [k for k, index in enumerate(indices) if index is not None]
+    if step.operand:  # an index that all samples share
+        return None
     if len(places) == 1 and step.at.axis < places[0]:
         return step.in_axis(step.at.axis)
     if places == [0, 1] and step.at == SampleAxis(0, 1) and _is_range(indices[0], step.input[0]):
@@ -89,8 +97,11 @@ def _is_integer(index: Tensor) -> bool:
     return index.dtype in (torch.int64, torch.int32)
 
 
-def _is_range(index: Tensor, size: int) -> bool:
-    """Return whether an index is 0, 1, ... size - 1. A GPU would have to be waited for and is not asked."""
-    if index.device.type != "cpu" or index.shape != (size,) or not _is_integer(index):
+def _is_range(index: Any, size: int) -> bool:
+    """Return whether an index is 0, 1, ... size - 1.
+
+    A GPU would have to be waited for and is not asked. A forward pass does not keep the index.
+    """
+    if not isinstance(index, Tensor) or index.device.type != "cpu" or index.shape != (size,) or not _is_integer(index):
         return False
     return torch.equal(index.long(), torch.arange(size, device="cpu"))

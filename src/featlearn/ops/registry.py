@@ -183,8 +183,8 @@ class Flow(NamedTuple):
     """A flow rule and what else a proof needs to know of the op."""
 
     rule: FlowRule
-    is_elementwise: bool
-    """Whether the in-place version of the op changes the entries of its first operand one by one."""
+    writes_entries: bool
+    """Whether an in-place version of the op changes entries of its first operand, and not its shape."""
     gives_pieces: bool
     """Whether the outputs are pieces of the operand, each with the same sample axis."""
     shares_operands: bool
@@ -240,7 +240,7 @@ def register_rule(*node_names: str, replace: bool = False) -> Callable[[Rule], R
 
 def register_flow(
     *op_names: str,
-    elementwise: bool = False,
+    writes_entries: bool = False,
     pieces: bool = False,
     shares_operands: bool = True,
     only: Literal["forward", "backward"] | None = None,
@@ -252,7 +252,7 @@ def register_flow(
     """
 
     def add(rule: FlowRule) -> FlowRule:
-        flow = Flow(rule, is_elementwise=elementwise, gives_pieces=pieces, shares_operands=shares_operands)
+        flow = Flow(rule, writes_entries=writes_entries, gives_pieces=pieces, shares_operands=shares_operands)
         for kind in ("forward", "backward") if only is None else (only,):
             _FLOWS.update(dict.fromkeys([(kind, name) for name in op_names], flow))
         return rule
