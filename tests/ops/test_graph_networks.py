@@ -22,7 +22,7 @@ WAYS: dict[str, PassAlong] = {
     "index_add_": lambda h, s, t: torch.zeros_like(h).index_add_(1, t, h[:, s], alpha=0.5),
     "scatter_add": lambda h, s, t: torch.zeros_like(h).scatter_add(1, expanded(t, h), h.gather(1, expanded(s, h))),
     "new_zeros.scatter_add_": lambda h, s, t: h.new_zeros(h.shape).scatter_add_(1, expanded(t, h), h[:, s]),
-    "scatter": lambda h, s, t: h.scatter(1, expanded(t[:4], h), 2 * h),
+    "scatter": lambda h, s, t: h.scatter(1, expanded(t[:4], h), 2 * h[:, :4]),
 }
 
 
