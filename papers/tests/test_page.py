@@ -23,7 +23,48 @@ def browser(tmp_path_factory: pytest.TempPathFactory):
     with Browser() as window:
         window.resize(PHONE)
         window.open(page)
+        window.script(
+            "document.head.append(Object.assign(document.createElement('style'), { textContent: arguments[0] }))",
+            ".gallery section { display: block !important } .overview { display: none }",
+        )
         yield window
+
+
+@pytest.fixture(scope="module")
+def overview(tmp_path_factory: pytest.TempPathFactory):
+    found = {one.id: kept for one in DECLARATIONS[:12] if (kept := results.kept(one.id)) is not None}
+    page = tmp_path_factory.mktemp("overview") / "gallery.html"
+    page.write_text(gallery(DECLARATIONS, found), encoding="utf-8")
+    with Browser() as window:
+        window.open(page)
+        yield window
+
+
+SHOWN = (
+    "[...document.querySelectorAll('.grid li')].filter((card) => card.checkVisibility()).map((card) => card.className)"
+)
+
+
+def test_the_overview_is_a_grid_that_filters_by_paper_and_verdict(overview: Browser):
+    cards = overview.evaluate(SHOWN)
+    assert len(cards) == 12
+    assert overview.evaluate("document.documentElement.scrollHeight") < 3000
+    assert overview.evaluate("document.querySelectorAll('.grid img').length") == 12
+    for choice in ("paper-001", "verdict-fails"):
+        overview.click(f"#{choice}")
+        kind = choice.partition("-")[2]
+        assert overview.evaluate(SHOWN) == [card for card in cards if f"of-{kind}" in card.split()] != cards
+        overview.click(f"#{choice.partition('-')[0]}-")
+    assert overview.evaluate(SHOWN) == cards
+
+
+def test_a_figure_has_a_page_of_its_own(overview: Browser):
+    overview.click(".grid a")
+    sections = "[...document.querySelectorAll('section')].filter((one) => one.checkVisibility()).map((one) => one.id)"
+    assert overview.evaluate(sections) == [DECLARATIONS[0].id.replace("/", "-")]
+    assert not overview.evaluate("document.querySelector('.grid').checkVisibility()")
+    overview.click("section:target a")
+    assert overview.evaluate("document.querySelector('.grid').checkVisibility()")
 
 
 def test_a_phone_scrolls_boxes_and_not_the_page(browser: Browser):
@@ -36,7 +77,9 @@ def test_a_phone_scrolls_boxes_and_not_the_page(browser: Browser):
 
 
 def test_figures_and_rows_have_a_readable_size(browser: Browser):
-    widths = browser.evaluate("[...document.images].map((one) => one.getBoundingClientRect().width)")
+    widths = browser.evaluate(
+        "[...document.querySelectorAll('.picture img')].map((one) => one.getBoundingClientRect().width)"
+    )
     assert {round(width) for width in widths} == {640}
     lines = browser.evaluate("""[...document.querySelectorAll('tr')].map((row) =>
         row.getBoundingClientRect().height / parseFloat(getComputedStyle(row).lineHeight))""")
@@ -44,7 +87,7 @@ def test_figures_and_rows_have_a_readable_size(browser: Browser):
 
 
 def test_the_verdict_on_a_claim_is_seen_without_scrolling(browser: Browser):
-    edges = browser.evaluate("""[...document.querySelectorAll('.holds, .fails, .known')].map((one) =>
+    edges = browser.evaluate("""[...document.querySelectorAll('td.holds, td.fails, td.known')].map((one) =>
         one.getBoundingClientRect().right)""")
     assert max(edges) <= PHONE
 
@@ -55,7 +98,7 @@ def test_words_stand_out_and_figures_lie_on_white(browser: Browser, scheme: str)
     browser.painted()
     ground = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(22, 22, 22)")
-    cards = browser.evaluate("""[...document.images].map((one) =>
+    cards = browser.evaluate("""[...document.querySelectorAll('.picture img')].map((one) =>
         getComputedStyle(one.parentElement).backgroundColor)""")
     assert set(cards) == {"rgb(255, 255, 255)"}
     contrasts = browser.script(CONTRASTS)

@@ -1,6 +1,7 @@
 """Results as web pages without any file beside them: one figure, or the gallery of all that are kept."""
 
 import base64
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -31,13 +32,16 @@ tr:first-child th { border-top: 0 } td:first-child { min-width: 13rem } td:last-
 .undecided { color: var(--undecided); font-weight: 600 } .depends { color: var(--depends); font-weight: 600 }
 .known, .not-judged, .how { color: var(--soft) }
 .how { font-size: 13px } section { margin-bottom: 3.5rem }
-h3 { margin: 1.4rem 0 .4rem } .index { list-style: none; padding: 0 }
-.index li { display: grid; grid-template-columns: 5.5rem 1fr 8rem; gap: 0 .8rem; align-items: center; margin: 0;
-padding: .3rem 0; border-top: 1px solid var(--rule) } .index .how { grid-column: 2 / 4 }
-.bar { display: flex; height: .6rem; border-radius: .3rem; overflow: hidden }
-.bar i { background: currentColor } .bar .known { opacity: .5 } .bar .undecided { color: #e0b020 }
-@media (max-width: 40rem) { .index li { grid-template-columns: 5.5rem 1fr } .bar, .index .how { grid-column: 1 / 3 } }
-@media (max-width: 40rem) { img { max-width: 40rem } } /* panels are read by moving the picture */
+.filters { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; border: 0; padding: 0; margin: .5rem 0 }
+.filters label { cursor: pointer } .grid { display: grid; gap: 1rem; padding: 0; list-style: none; margin: 1rem 0;
+grid-template-columns: repeat(auto-fill, minmax(min(100%, 14.5rem), 1fr)) }
+.grid a { display: block; height: 100%; border: 1px solid var(--rule); border-radius: .5rem; overflow: hidden;
+color: inherit; text-decoration: none } .grid a:hover, .grid a:focus-visible { border-color: var(--link) }
+.grid img { width: 100%; aspect-ratio: 16 / 10; object-fit: cover; object-position: left top; background: #fff }
+.grid p { margin: .3rem .7rem } .grid strong { margin-right: .4rem } .badge { font-size: 13px; margin-right: .6rem }
+.gallery section { display: none } .gallery section:target { display: block }
+.gallery:has(section:target) .overview { display: none }
+@media (max-width: 40rem) { .picture img { max-width: 40rem } } /* panels are read by moving the picture */
 @media (min-width: 64rem) { td:first-child { min-width: 11rem } td:last-child { min-width: 13rem } }
 @media print { .box { overflow: visible } table, img { min-width: 0; max-width: 100% } }
 """
@@ -65,32 +69,71 @@ def gallery(declarations: Sequence[Declaration], results: Mapping[str, Result]) 
     shown = [results[one.id] for one in declarations if one.id in results]
     missing = [one for one in declarations if one.id not in results]
     rest = "".join(f"<li>{escape(one.id)} {escape(one.title)}</li>" for one in missing)
-    body = f"<h1>The papers, reproduced</h1>{_index(shown)}" + "".join(map(_section, shown))
-    return _document("The papers, reproduced", body + (f"<h2>Not yet</h2><ul>{rest}</ul>" if rest else ""))
+    left = f"<h2>Not yet</h2><ul>{rest}</ul>" if rest else ""
+    back = '<p><a href="#">All figures</a></p>'
+    sections = "".join(_section(result).replace("<h2>", f"{back}<h2>", 1) for result in shown)
+    overview = f'<div class="overview"><h1>The papers, reproduced</h1>{_grid(shown)}{left}</div>'
+    return _document("The papers, reproduced", f'<main class="gallery">{overview}{sections}</main>')
 
 
-def _index(shown: Sequence[Result]) -> str:
-    """List every figure paper by paper, with a bar of how many claims there are of each kind."""
-    papers = dict.fromkeys(result.meta["id"].partition("/")[0] for result in shown)
-    return "".join(
-        f'<h3>{escape(PAPERS.get(code, code))}</h3><ul class="index">'
-        + "".join(_index_row(result) for result in shown if result.meta["id"].startswith(f"{code}/"))
-        + "</ul>"
-        for code in papers
+KINDS = {"holds": "hold", "depends": "depend", "undecided": "undecided", "fails": "fail"}
+"""Verdict -> its word on a badge."""
+
+
+def _grid(shown: Sequence[Result]) -> str:
+    """Return a thumbnail with badges for every figure, and filters by paper and verdict, which need no script."""
+    papers = {paper: PAPERS.get(paper, paper) for paper in dict.fromkeys(map(_paper, shown))}
+    choices = {"paper": papers, "verdict": {"fails": "with a claim that fails", "undecided": "with an undecided claim"}}
+    filters, rules = "", ""
+    for name, values in choices.items():
+        options = {"": f"all {'papers' if name == 'paper' else 'verdicts'}"} | values
+        labels = "".join(
+            f'<label><input type="radio" name="{name}" id="{name}-{escape(value)}"{"" if value else " checked"}> '
+            f"{escape(words)}</label>"
+            for value, words in options.items()
+        )
+        filters += f'<fieldset class="filters"><legend>{name.capitalize()}</legend>{labels}</fieldset>'
+        rules += "".join(
+            f".gallery:has(#{name}-{value}:checked) .grid li:not(.of-{value}) {{ display: none }}\n" for value in values
+        )
+    return f'<style>{rules}</style>{filters}<ul class="grid">{"".join(map(_card, shown))}</ul>'
+
+
+def _paper(result: Result) -> str:
+    return str(result.meta["id"]).partition("/")[0]
+
+
+def _card(result: Result) -> str:
+    counts = {kind: result.counts[kind] for kind in KINDS}
+    classes = " ".join(f"of-{name}" for name in [_paper(result), *(kind for kind, count in counts.items() if count)])
+    total = sum(count for kind, count in result.counts.items() if kind != "checks")
+    badges = "".join(
+        f'<span class="badge {kind}">{count}{f" of {total}" if kind == "holds" else ""} {KINDS[kind]}</span>'
+        for kind, count in counts.items()
+        if count or kind == "holds"
     )
-
-
-def _index_row(result: Result) -> str:
-    bar = "".join(
-        f'<i class="{kind.replace(" ", "-")}" style="flex: {count}"></i>'
-        for kind, count in result.counts.items()
-        if count and kind != "checks"
-    )
-    words = f"{result.scale} scale, {result.summary}"
     return (
-        f'<li><a href="#{_anchor(result)}">{escape(result.meta["id"])}</a> <span>{escape(result.meta["title"])}</span> '
-        f'<span class="bar" aria-hidden="true">{bar}</span><span class="how">{escape(words)}</span></li>'
+        f'<li class="{classes}"><a href="#{_anchor(result)}"><img alt="" loading="lazy" src="{_thumbnail(result)}">'
+        f"<p><strong>{escape(result.meta['id'])}</strong>{escape(result.meta['title'])}</p><p>{badges}</p></a></li>"
     )
+
+
+def _thumbnail(result: Result) -> str:
+    """Return the upper left of the picture, at most THUMBNAIL pixels wide, as the address of a PNG image."""
+    from matplotlib import image
+
+    pixels = image.imread(result.folder / "figure.png")[..., :3]
+    step = max(1, pixels.shape[1] // THUMBNAIL)
+    height, width = (size // step for size in (min(pixels.shape[0], pixels.shape[1] * 10 // 16), pixels.shape[1]))
+    blocks = pixels[: height * step, : width * step].reshape(height, step, width, step, 3)
+    shades = (blocks.mean(axis=(1, 3)) * 15).round() / 15  # few shades: small files
+    buffer = io.BytesIO()
+    image.imsave(buffer, shades.clip(0, 1), format="png", pil_kwargs={"optimize": True})
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+THUMBNAIL = 420
+"""Width of thumbnails in pixels."""
 
 
 def _document(title: str, body: str) -> str:
