@@ -55,7 +55,7 @@ def test_cells_are_colored_by_their_regime_in_light_and_dark(browser: Browser, p
         browser.media(scheme=scheme)
         browser.open(page)
         seen = browser.evaluate(
-            "[...document.querySelectorAll('#maps .map td')].map((td) => "
+            "[...document.querySelectorAll('.of-0 .map td')].map((td) => "
             "[td.textContent, getComputedStyle(td).backgroundColor])"
         )
         assert len(seen) == 16
@@ -105,3 +105,14 @@ def test_cells_are_reached_by_keyboard(browser: Browser, page: Path):
     browser.keys("Tab")
     assert browser.evaluate("document.activeElement.closest('td') !== null")
     assert "gamma 0.003" in browser.evaluate("document.activeElement.title")
+
+
+def test_a_button_shows_another_quantity_also_by_keyboard(browser: Browser, page: Path):
+    browser.open(page)
+    visible = "[...document.querySelectorAll('.quantity')].filter((one) => one.checkVisibility())"
+    shown = f"{visible}.map((one) => one.className)"
+    assert browser.evaluate(shown) == ["quantity of-0"]
+    browser.click(".quantities label:nth-of-type(2)")
+    assert browser.evaluate(shown) == ["quantity of-1"]
+    browser.keys("ArrowRight")
+    assert browser.evaluate(shown) == ["quantity of-2"]

@@ -155,3 +155,31 @@ def test_a_run_without_its_file_is_reported_after_the_others_are_written(tmp_pat
     hrefs = {a["href"] for a in cells(page)}
     assert f"#p-{sweep.points[0][0].id}" in hrefs
     assert f"{sweep.points[1][0].id}/report.html" in hrefs
+
+
+def scored(scale, width, seed=0):
+    return {"gap": 1 / (1 + scale), "test/accuracy": 0.9 - 0.1 * abs(scale - 1) + 0.001 * width + 0.01 * seed}
+
+
+def test_it_says_which_way_is_lazier_and_rings_the_best_point(tmp_path):
+    grid = {"scale": [0.25, 1, 4], "width": [8, 32]}
+    sweep = fl.sweep(scored, grid, out=tmp_path / "s", seeds=2, executor=SERIAL, quiet=True)
+    page = Page(sweep.report(tmp_path / "sweep.html"))
+    (words,) = [data for tag, data in page.texts if tag == "p" and "lazier" in data]
+    assert "Runs are lazier as scale grows (gap 0.80 at 0.25, 0.20 at 4)." in words
+    assert "width grows" not in words
+    assert "Best test accuracy: 0.937 at scale=1, width=32." in words
+    assert page.text("div").count("scale: lazier →") == 2
+    (best,) = [a["title"] for a in cells(page) if a["title"].endswith(", the best")]
+    assert best.startswith("scale 1, width 32: test/accuracy 0.937")
+    assert page.source.count('best"><a') == 1
+    radios = page.having("input", type="radio")
+    assert [radio["id"] for radio in radios] == ["quantity-0", "quantity-1"]
+    assert [("checked" in radio) for radio in radios] == [True, False]
+
+
+def test_a_tie_or_one_point_has_no_best(tmp_path):
+    sweep = fl.sweep(lambda a: {"test/accuracy": 0.5}, {"a": [1, 2]}, out=tmp_path, executor=SERIAL, quiet=True)
+    page = Page(sweep.report(tmp_path / "sweep.html"))
+    assert "Best" not in page.text("p")
+    assert "the best" not in page.source

@@ -68,8 +68,22 @@ def colors_used(maps: Sequence[Cells], palette: Palette) -> set[str]:
     return {palette.color(entry) for entry in values} | set(palette.words.values())
 
 
-def map_table(cells: Cells, links: Mapping[str, str], colors: Palette) -> Html:
-    """Build the table, with larger y further up."""
+def map_table(
+    cells: Cells,
+    links: Mapping[str, str],
+    colors: Palette,
+    best: str | None = None,
+    hints: Mapping[Any, str] | None = None,
+) -> Html:
+    """Build the table, with larger y further up.
+
+    Args:
+        cells: The values.
+        links: Point -> address that its cell opens.
+        colors: Colors of the values.
+        best: Id of the point that is ringed.
+        hints: Axis -> what happens as it grows.
+    """
     order = list(range(cells.values.shape[0]))
     if cells.y is not None and cells.y.scale != "words":
         order.reverse()
@@ -77,13 +91,18 @@ def map_table(cells: Cells, links: Mapping[str, str], colors: Palette) -> Html:
         tag(
             "tr",
             tag("th", text("" if cells.y is None else cells.y.labels[row]), scope="row"),
-            *(_cell(cells, (row, column), links, colors) for column in range(len(cells.x.values))),
+            *(_cell(cells, (row, column), links, colors, best) for column in range(len(cells.x.values))),
         )
         for row in order
     ]
     axes = cells.x.name if cells.y is None else f"{cells.x.name} (across) and {cells.y.name} (up)"
     caption = f"{cells.name} over {axes}"
-    labels = tag("tr", tag("th", scope="col"), *(tag("th", text(label), scope="col") for label in cells.x.labels))
+    known = hints or {}
+    parts = [
+        f"{known[axis.name]} {arrow}" for axis, arrow in ((cells.x, "→"), (cells.y, "↑")) if axis and axis.name in known
+    ]
+    corner = tag("th", *(tag("div", text(part)) for part in parts), scope="col")
+    labels = tag("tr", corner, *(tag("th", text(label), scope="col") for label in cells.x.labels))
     table = tag("table", tag("caption", text(caption)), tag("thead", labels), tag("tbody", *rows), class_="map")
     return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=caption)
 
@@ -103,7 +122,7 @@ def key(maps: Sequence[Cells], colors: Palette) -> Html:
     return tag("ul", *parts, class_="key") if parts else Html("")
 
 
-def _cell(cells: Cells, index: tuple[int, int], links: Mapping[str, str], colors: Palette) -> Html:
+def _cell(cells: Cells, index: tuple[int, int], links: Mapping[str, str], colors: Palette, best: str | None) -> Html:
     ids, value, count = cells.points[index], cells.values[index], int(cells.count[index])
     if not ids:
         return tag("td", class_="missing")
@@ -119,11 +138,11 @@ def _cell(cells: Cells, index: tuple[int, int], links: Mapping[str, str], colors
     else:
         failed = bool(cells.failed[index])
         shown, spread, style = ("failed", "", "failed") if failed else ("–", "", "missing")
-    label = f"{setting}: {cells.name} {shown} {spread}".strip()
+    label = f"{setting}: {cells.name} {shown} {spread}".strip() + (", the best" if best in ids else "")
     return tag(
         "td",
         tag("a", text(shown), tag("small", text(spread)) if spread else "", href=target, title=label),
-        class_=style,
+        class_=f"{style} best" if best in ids else style,
     )
 
 

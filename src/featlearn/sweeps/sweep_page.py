@@ -5,6 +5,7 @@ import io
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +32,8 @@ MOST_MAPS = 12
 MOST_FAILURES = 50
 LONGEST = 4000
 """Number of characters shown from the end of a traceback."""
+LEAST_CHANGE = 0.1
+"""Smallest change of the gap along an axis that is stated."""
 
 
 def page(
@@ -51,7 +54,10 @@ def page(
     links = report_links(sweep, path.parent)
     maps = [] if x is None else [_maps(sweep, x, y, name, links, boundary) for name in names]
     colors = {color for value_maps in maps for color in value_maps.colors}
-    styles = [static("report.css"), static("sweep.css", "featlearn.sweeps") + color_rules(colors)]
+    shown = "".join(
+        f".maps-of:has(#quantity-{i}:checked) .quantity:not(.of-{i}) {{ display: none }}\n" for i in range(len(maps))
+    )
+    styles = [static("report.css"), static("sweep.css", "featlearn.sweeps") + color_rules(colors) + shown]
     heading = title if title is not None else sweep.path.resolve().name
     failures = _failures(sweep)
     parts = [
@@ -65,7 +71,7 @@ def page(
         heading,
         tag("main", *(part for _, _, part in parts)),
         skip=("Skip to the maps", "maps"),
-        header=[tag("p", text(_summary(sweep)), class_="said")],
+        header=[tag("p", text(" ".join([*findings(sweep), _summary(sweep)])), class_="said")],
         sections=[(key, name) for key, name, _ in parts],
         styles=styles,
         body_class="sweep",
@@ -99,6 +105,58 @@ def _summary(sweep: "Sweep") -> str:
     return f"{len(sweep.points)} points{seeds_text}: {', '.join(parts)}."
 
 
+def findings(sweep: "Sweep") -> list[str]:
+    """Return sentences on what the table knows: along which settings runs are lazier, and which point tests best."""
+    sentences = [
+        f"Runs are {word} as {axis} grows (gap {low:.2f} at {short(first)}, {high:.2f} at {short(last)})."
+        for axis, (word, first, low, last, high) in laziness(sweep).items()
+    ]
+    for name in sweep.columns:
+        best = best_point(sweep, name) if name.startswith("test") else None
+        if best is not None:
+            point, value = best
+            sentences.append(f"Best {name.replace('/', ' ')}: {value:.3g} at {point}.")
+    return sentences
+
+
+def laziness(sweep: "Sweep") -> dict[str, tuple[str, Any, float, Any, float]]:
+    """Return axis -> ("lazier" or "richer", lowest setting, mean gap there, highest setting, mean gap there)."""
+    directions: dict[str, tuple[str, Any, float, Any, float]] = {}
+    if "gap" not in sweep.columns:
+        return directions
+    gaps = sweep.values("gap")
+    for axis, values in sweep.axes.items():
+        ends = sorted(value for value in values if is_number(value))
+        if len(ends) < 2:
+            continue
+        means = []
+        for end in (ends[0], ends[-1]):
+            known = [
+                float(gap)
+                for (point, _), gap in zip(sweep.tasks, gaps, strict=True)
+                if point.settings.get(axis) == end and is_number(gap)
+            ]
+            means.append(math.fsum(known) / len(known) if known else math.nan)
+        if abs(means[1] - means[0]) >= LEAST_CHANGE:
+            word = "lazier" if means[1] < means[0] else "richer"
+            directions[axis] = (word, ends[0], means[0], ends[-1], means[1])
+    return directions
+
+
+def best_point(sweep: "Sweep", name: str) -> tuple[Any, float] | None:
+    """Return the point with the best mean over seeds, and that mean; None for what has no best, or for a tie."""
+    choose = max if "accuracy" in name else min if re.search("loss|error", name) else None
+    sums: dict[str, list[float]] = {}
+    for (point, _), value in zip(sweep.tasks, sweep.values(name), strict=True):
+        if is_number(value):
+            sums.setdefault(point.id, []).append(float(value))
+    means = {key: math.fsum(values) / len(values) for key, values in sums.items()}
+    if choose is None or len(means) < 2 or list(means.values()).count(choose(means.values())) > 1:
+        return None
+    best = choose(means, key=means.__getitem__)
+    return next(point for point, _ in sweep.points if point.id == best), means[best]
+
+
 # ---- maps
 
 
@@ -110,13 +168,20 @@ def _maps(sweep: "Sweep", x: str, y: str | None, name: str, links: Mapping[str, 
     maps = [(choice, sweep.cells(x, y, name, choice)) for choice in existing[:MOST_MAPS]]
     cells_of_maps = [cells for _, cells in maps]
     colors = palette(cells_of_maps)
+    best = best_point(sweep, name)
+    ringed, directions = None if best is None else best[0].id, laziness(sweep)
+    hints = {
+        axis: f"{axis}: {'lazier' if axis in directions and directions[axis][0] == 'lazier' else 'richer'}"
+        for axis in (x, y)
+        if axis in directions
+    }
     tables = [
         tag(
             "div",
             tag("h3", text(", ".join(f"{key} = {short(setting)}" for key, setting in choice.items())))
             if choice
             else "",
-            map_table(cells, links, colors),
+            map_table(cells, links, colors, ringed, hints),
         )
         for choice, cells in maps
     ]
@@ -130,10 +195,20 @@ def _maps(sweep: "Sweep", x: str, y: str | None, name: str, links: Mapping[str, 
 def _map_sections(maps: Sequence[Maps]) -> Html:
     if not maps:
         return tag("section", tag("h2", "Maps"), tag("p", "The points differ in no setting."), id="maps")
-    first, *rest = maps
-    opened = titled("maps", f"Map of {first.name}", tag("p", text(_HOW), class_="note"), first.html)
-    folded = [titled(f"map-{i}", f"Map of {item.name}", item.html, folded=True) for i, item in enumerate(rest)]
-    return Html(opened + "".join(folded))
+    choices = [
+        tag(
+            "label",
+            tag("input", type="radio", name="quantity", id=f"quantity-{i}", checked=True if not i else None),
+            text(item.name),
+        )
+        for i, item in enumerate(maps)
+    ]
+    buttons = tag("fieldset", tag("legend", "Color shows"), *choices, class_="quantities") if len(maps) > 1 else ""
+    drawn = [
+        tag("div", tag("h3", text(f"Map of {item.name}")), item.html, class_=f"quantity of-{i}")
+        for i, item in enumerate(maps)
+    ]
+    return titled("maps", "Map", tag("p", text(_HOW), class_="note"), tag("div", buttons, *drawn, class_="maps-of"))
 
 
 _HOW = (
