@@ -46,7 +46,8 @@ def own(tmp_path: Path) -> Path:
 
 
 def test_words_and_a_picture(own: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["widths", f"{own}:by_width", *SMALL, "--plot", "widths.png"]) == 0
+    assert main(["widths", f"{own}:by_width", *SMALL, "--plot", "widths.png", "--page", "widths.html"]) == 0
+    assert "Sizes over the width" in Path("widths.html").read_text()
     said = capsys.readouterr()
     assert said.out.startswith("scheme: standard")
     assert "picture: widths.png" in said.out

@@ -20,6 +20,7 @@ def widths(
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
     lr: float | None = None,
     plot: Path | None = None,
+    page: Path | None = None,
     quiet: bool = False,
     json: bool = False,
     debug: bool = False,
@@ -49,6 +50,7 @@ def widths(
         optimizer: Optimizer, if setup returns none.
         lr: Learning rate at all widths; by default 0.01, or 0.001 for adam.
         plot: Draw a panel per layer into this file, .png or .pdf.
+        page: Write problems, text to paste, panels and numbers into this HTML file.
         quiet: No progress on stderr.
         json: Print one JSON document instead.
         debug: Show where an error comes from.
@@ -92,5 +94,12 @@ def widths(
         matplotlib.use("agg")
         check.plot().savefig(plot)
         text += f"\npicture: {plot}"
-    data = {**check.entries, "picture": plot}
+    if page is not None:
+        import matplotlib
+
+        from featlearn.reporting.width_page import width_page
+
+        matplotlib.use("agg")
+        text += f"\npage: {width_page(check, page, title=subject)}"
+    data = {**check.entries, "picture": plot, "page": page}
     return Answer(data=data, text=text, code=FAILED if check.problems else DONE)
