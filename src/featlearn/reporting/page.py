@@ -181,8 +181,8 @@ def _first(
     drawn_kernels = tag("section", *drawn) if drawn else Html("")
     head = [answer(group, name)]
     if charts:
-        beside = tag("div", tag("div", *head, class_="answer"), drawn_kernels, class_="pictures")
-        head = [tag("div", *map(block, charts), beside, class_="live-first")]
+        answer_and_kernels = tag("div", tag("div", *head, class_="answer"), drawn_kernels, class_="pictures")
+        head = [tag("div", *map(block, charts), answer_and_kernels, class_="live-first")]
         drawn_kernels = Html("")
     content = [
         tag("h2", "Verdict", class_="unseen"),
