@@ -366,7 +366,7 @@ def test_another_run_is_not_gone_on_with(mlps: tuple[Path, Run], tmp_path: Path)
         measured("mlp", given, tmp_path / "run", quantities=["kernel"])
     with pytest.raises(RunError, match="another model"):
         measured("mlp", given, tmp_path / "run", model=nn.Sequential(nn.Linear(5, 3)).double())
-    with pytest.raises(RunError, match=r"step 1 \(.*step1.pt\) is new, .* has measured step 10"):
+    with pytest.raises(RunError, match=r"step 1 \(.*step1.pt\) is new, .* it has measured step 10"):
         measured("mlp", [*given, (1, folder / "step1.pt")], tmp_path / "run")
     with pytest.raises(RunError, match="step 10, which is not among the checkpoints"):
         measured("mlp", [given[0], given[2]], tmp_path / "run")
@@ -382,7 +382,7 @@ def test_a_file_that_was_written_anew_is_not_taken_for_the_old_one(mlps: tuple[P
         (tmp_path / "saved" / f"step{step}.pt").write_bytes((folder / f"step{step}.pt").read_bytes())
     measured("mlp", tmp_path / "saved", tmp_path / "run")
     torch.save(built("mlp", seed=9).state_dict(), tmp_path / "saved" / "step1.pt")
-    with pytest.raises(RunError, match=r"step1.pt\) has changed since .* overwrite=True"):
+    with pytest.raises(RunError, match=r"step1.pt\) has changed since; .* overwrite=True"):
         measured("mlp", tmp_path / "saved", tmp_path / "run")
     run = measured("mlp", tmp_path / "saved", tmp_path / "run", overwrite=True)
     assert run.scalar("weights/distance")[1][-1] > 0.5

@@ -79,10 +79,13 @@ def watch_checkpoints(
     refuse_unmeasurable(Inventory(network))
     listed = listed_checkpoints(checkpoints, own_format=load is not None)
     past = None if overwrite else _past(path)
+    pending, last = listed[1:], listed[0]
     if past is not None:
-        _refuse_other(past, network, probe, test, quantities)
-        _refuse_changed(past, listed)
-    pending = listed[1:] if past is None else _pending(past, listed)
+        _refuse_other(past, listed, network, probe, test, quantities)
+        # Those in between that could not be measured are left out. The last one lacks its large arrays.
+        step = max(measured_steps(past))
+        pending = [checkpoint for checkpoint in listed if checkpoint.step > step]
+        (last,) = [checkpoint for checkpoint in listed if checkpoint.step == step]
     if past is not None and not pending and past.config.get("finished") is True:
         return past
     with random_state_kept():  # a function of the user's may draw some
@@ -105,7 +108,7 @@ def watch_checkpoints(
         )
         if past is not None:
             seen.assume_start(kept_state(twin))
-            reader.put(_last_measured(past, listed), twin)
+            reader.put(last, twin)
         _measure(seen, twin, reader, pending, _entries(past, listed))
     # Shares of the training time mean nothing here.
     RunWriter(path, {}, resume=True).describe(overhead=None, wall_share=None)
@@ -143,69 +146,34 @@ def _past(path: Path) -> Run | None:
     return run
 
 
-def _refuse_other(run: Run, network: nn.Module, probe: Any, test: Any, quantities: Quantities) -> None:
-    """Refuse to go on with a run of other samples, of another model or with other quantities."""
-    given = {
-        "probe": probe_data(probe, "probe", network).digest,
-        "test": None if test is None else probe_data(test, "test", network).digest,
-    }
-    for name, digest in given.items():
-        entry = run.config.get(name)
-        if (entry.get("sha256") if isinstance(entry, Mapping) else None) != digest:
-            raise RunError(
-                f"{run.path} was recorded with another {name}, expected the same samples in the same order; pass them, "
-                "overwrite=True to start over, or another out="
-            )
+def _refuse_other(
+    run: Run, listed: Sequence[Checkpoint], network: nn.Module, probe: Any, test: Any, quantities: Quantities
+) -> None:
+    """Refuse to go on with a run of other samples, of another model, or with other quantities or checkpoints."""
     chosen = scheduled_quantities(quantities, test=test is not None, optimizer=False)
-    same = {"model": model_entry(network), "quantities": [one.name for one in chosen]}
-    for name, entry in same.items():
-        if run.config.get(name) != entry:
-            raise RunError(
-                f"{run.path} was recorded with another {name.replace('quantities', 'choice of quantities')}, expected "
-                "the same; pass overwrite=True to start over, or another out="
-            )
-
-
-def _marks(run: Run) -> dict[int, Any]:
-    """Step -> mark of every checkpoint that an earlier call was given."""
-    entries = run.config.get(ENTRY)
-    listed = entries if isinstance(entries, list) else []
-    return {one["step"]: one.get("mark") for one in listed if isinstance(one, Mapping) and "step" in one}
-
-
-def _refuse_changed(run: Run, listed: Sequence[Checkpoint]) -> None:
-    marks, measured = _marks(run), measured_steps(run)
-    for one in listed:
-        if one.step in measured and one.step in marks and marks[one.step] != one.mark:
-            raise RunError(
-                f"{one} has changed since {run.path} measured it; pass overwrite=True to measure all again, or another "
-                "out="
-            )
-
-
-def _pending(run: Run, listed: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Checkpoints after the last that was measured; those in between that could not be measured are left."""
-    measured, known = measured_steps(run), _marks(run)
+    pairs = {"probe": probe, "test": test}
+    recorded = {name: (run.config.get(name) or {}).get("sha256") for name in pairs}
+    recorded |= {"model": run.config.get("model"), "choice of quantities": run.config.get("quantities")}
+    expected: dict[str, Any] = {
+        name: None if pair is None else probe_data(pair, name, network).digest for name, pair in pairs.items()
+    }
+    expected |= {"model": model_entry(network), "choice of quantities": [quantity.name for quantity in chosen]}
+    problems = [f"it was recorded with another {name}" for name, entry in expected.items() if entry != recorded[name]]
+    measured, marks = measured_steps(run), {entry["step"]: entry["mark"] for entry in run.config.get(ENTRY) or []}
     last = max(measured)
-    for one in listed:
-        if one.step < last and one.step not in measured and one.step not in known:
-            raise RunError(
-                f"{one} is new, and {run.path} has measured step {last} already: measurements follow each other; pass "
-                "overwrite=True to measure all again, or another out="
-            )
-    return [one for one in listed if one.step > last]
-
-
-def _last_measured(run: Run, listed: Sequence[Checkpoint]) -> Checkpoint:
-    """The checkpoint that a run ends with: if it stays the last, its large arrays are still to be recorded."""
-    last = max(measured_steps(run))
-    found = next((one for one in listed if one.step == last), None)
-    if found is None:
+    for checkpoint in listed:
+        step = checkpoint.step
+        if step in measured and step in marks and marks[step] != checkpoint.mark:
+            problems.append(f"{checkpoint} has changed since")
+        if step < last and step not in measured and step not in marks:
+            problems.append(f"{checkpoint} is new, and measurements follow each other: it has measured step {last}")
+    if last not in [checkpoint.step for checkpoint in listed]:
+        problems.append(f"it has measured step {last}, which is not among the checkpoints")
+    if problems:
         raise RunError(
-            f"{run.path} has measured step {last}, which is not among the checkpoints, expected it to go on from "
-            "there; put it back, or pass overwrite=True"
+            f"the run in {run.path} cannot go on: {problems[0]}; pass what it was made from, overwrite=True to measure "
+            "all again, or another out="
         )
-    return found
 
 
 def _entries(run: Run | None, listed: Sequence[Checkpoint]) -> list[dict[str, Any]]:

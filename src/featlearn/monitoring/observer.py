@@ -18,10 +18,8 @@ from featlearn.monitoring.schedule import ScheduledQuantity
 from featlearn.monitoring.step_measurement import (
     Baseline,
     RunMemory,
-    StepMeasurement,
     measured_step,
     sizes_of,
-    trained_set,
 )
 from featlearn.monitoring.work import FEWEST, FIRST, Budget, forward_work, quantity_work
 from featlearn.network.copies import network_at
@@ -45,16 +43,8 @@ class Observation(NamedTuple):
     """Why this rank has measured alone what all ranks should have measured together."""
 
 
-class Latest(NamedTuple):
-    """Summary of the latest measurement: if it is the last, only missing arrays are added."""
-
-    step: int
-    tried: set[str]
-    """Quantities that were due."""
-    read: set[str]
-    """Quantities that were measured without error."""
-    outputs: int
-    """C"""
+WITH_LAST_ARRAYS = {"kernel", "test", "optimizer", "pictures"}
+"""Quantities that record more at the last measurement than in the middle of a run."""
 
 
 class Observer:
@@ -64,11 +54,11 @@ class Observer:
         self.watched, self.names = watched, names
         self.baseline: Baseline | None = None
         self._audited = AuditedModel(watched.model, readout=watched.readout)
-        self._memory = RunMemory()
-        self._trained = trained_set(watched)
+        self._memory = RunMemory.of(watched)
         self._first: Sequence[ScheduledQuantity] = ()
         self._previous: tuple[int, Tensor] | None = None
-        self.latest: Latest | None = None
+        self.latest: tuple[int, set[str]] = (-1, set())
+        """The step of the latest measurement, and the quantities that were measured."""
         self._past: Run | None = None
         self.shared: SharedMeasurement | None = None
         """The ranks that may measure together; None for a single one."""
@@ -82,10 +72,10 @@ class Observer:
 
     def _follow_trained_set(self) -> dict[str, list[str]] | None:
         """Compare with the start of the run by the same parameters, if others are trained now; return the change."""
-        before, now = self._trained, trained_set(self.watched)
+        before, now = self._memory, RunMemory.of(self.watched)
         if self.baseline is not None and before.names == now.names:
             return None
-        self._trained, self._memory = now, RunMemory()
+        self._memory = now
         if self.baseline is None:
             return None
         if self.watched.initial:
@@ -93,7 +83,7 @@ class Observer:
         else:
             self.baseline = None
         self._previous = self._past = None
-        self.latest = None
+        self.latest = (-1, set())
         return {
             "added": [name for name in now.names if name not in before.names],
             "removed": [name for name in before.names if name not in now.names],
@@ -163,16 +153,10 @@ class Observer:
         if self.shared is not None:
             self.shared.close()
 
-    def missing_at_end(
-        self, step: int, recorded: int, chosen: Sequence[ScheduledQuantity]
-    ) -> Sequence[ScheduledQuantity]:
-        """What is to be measured at the last step, of these; `recorded`: the latest step that was written."""
-        latest, wanted = self.latest, {one.name for one in chosen}
-        if latest is None or not recorded == latest.step == step or not latest.tried >= wanted:
-            return chosen
-        # This step is measured already; only arrays of the last measurement are missing.
-        missing = {"test", "optimizer", "pictures"} | ({"kernel"} if latest.outputs > 1 else set())
-        return [one for one in chosen if one.name in missing & latest.read]
+    def missing_at_end(self, step: int, chosen: Sequence[ScheduledQuantity]) -> Sequence[ScheduledQuantity]:
+        """Return what is to be measured at the last step, of these: what has no arrays of a last measurement yet."""
+        latest, measured = self.latest
+        return [one for one in chosen if latest != step or one.name not in measured or one.name in WITH_LAST_ARRAYS]
 
     def follow(self, past: Run) -> None:
         """Take the previous kernel from a resumed run on disk."""
@@ -209,7 +193,7 @@ class Observer:
         context = RecordContext(self.names, end, last, self._before(step))
         failures: list[tuple[ScheduledQuantity, Exception]] = []
         shared = self.shared if audited is self._audited else None
-        arguments = {"step": step, "memory": self._memory, "rates": self._trained.rates, "end": end, "shared": shared}
+        arguments = {"step": step, "memory": self._memory, "end": end, "shared": shared}
         with measured_step(watched, audited, baseline=self.baseline, **arguments) as now:
             record = probe(now, context)
             for one in chosen:
@@ -219,19 +203,13 @@ class Observer:
                     raise
                 except Exception as error:
                     failures.append((one, error))
-            tried = {one.name for one in chosen}
-            self._keep(
-                now, chosen, Latest(step, tried, tried - {one.name for one, _ in failures}, now.outputs.shape[1])
-            )
+            measured = {one.name for one in chosen} - {one.name for one, _ in failures}
+            if self.baseline is None:
+                self._first = chosen
+                self.baseline = now.as_baseline(kernel="kernel" in measured, layers="layers" in measured)
+            if "kernel" in measured:
+                self._previous = (step, now.kernel)
+            self.latest = (step, measured)
             outputs = now.outputs
         undivided = None if shared is None else shared.untold_failure()
         return Observation(record, failures, outputs, undivided=undivided)
-
-    def _keep(self, now: StepMeasurement, chosen: Sequence[ScheduledQuantity], latest: Latest) -> None:
-        step, read = latest.step, latest.read
-        if self.baseline is None:
-            self._first = chosen
-            self.baseline = now.as_baseline(kernel="kernel" in read, layers="layers" in read)
-        if "kernel" in read:
-            self._previous = (step, now.kernel)
-        self.latest = latest

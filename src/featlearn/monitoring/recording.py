@@ -58,7 +58,6 @@ class Recording:
         self.begun_at = 0
         """The last step of earlier processes."""
         self._measured: set[int] = set()
-        self._recorded = -1
         self._cost_known_from = 0
         self._skipped = 0
         self._rules: AlertRules | None = None
@@ -249,7 +248,6 @@ class Recording:
         overhead = self._stopwatch.cost.overhead
         log.measurement(step, {**numbers, **record.scalars}, record.arrays, self._stopwatch.trained, overhead)
         self._measured.add(step)
-        self._recorded = step
         self._raise_alerts(lambda rules: rules.after(step, record))
 
     def _log_failures(self, observation: Observation, step: int) -> None:
@@ -286,7 +284,7 @@ class Recording:
         if error is not None:
             self._log.event("interrupted", step, message=f"{type(error).__name__}: {error}"[:500])
         try:
-            quantities = self._observer.missing_at_end(step, self._recorded, self._quantities)
+            quantities = self._observer.missing_at_end(step, self._quantities)
             if whole and quantities and step and self._measured:
                 self.measure(step, quantities, last=True)
         except KeyboardInterrupt:  # the user does not want to wait for it

@@ -105,18 +105,6 @@ class SharedMeasurement:
                 with suppress(Exception):
                     self._perform(*request)
 
-    def kernels(
-        self, watched: WatchedNetwork, of: tuple[str, ...], outputs: Outputs, by: str, alone: Callable[[], Kernels]
-    ) -> Kernels:
-        """On rank 0: the kernels of these probes, as `alone` measures them."""
-        return self._measured(watched, alone, "kernels", of, outputs, by)
-
-    def features(
-        self, watched: WatchedNetwork, compared: bool, outputs: Directions | None, alone: Callable[[], NeuralFeatures]
-    ) -> NeuralFeatures:
-        """On rank 0: the features of the probe, as `alone` measures them; `compared` with the initial weights."""
-        return self._measured(watched, alone, "features", compared, outputs)
-
     def close(self) -> None:
         """Give up the process group, on every rank."""
         if self._divided is not None:
@@ -137,8 +125,12 @@ class SharedMeasurement:
             self._divided.audits = self._audits
         return self._divided
 
-    def _measured(self, watched: WatchedNetwork, alone: Callable[[], T], act: str, *arguments: Any) -> T:
-        """What all ranks measure together, or rank 0 alone; if they cannot, rank 0 alone now and from now on."""
+    def measured(self, watched: WatchedNetwork, alone: Callable[[], T], act: str, *arguments: Any) -> T:
+        """On rank 0: return what `alone` measures, by all ranks; by rank 0, now and from now on, if they cannot.
+
+        The act is "kernels" (names of one or two probes, outputs, by) or "features" (whether they are compared with the
+        initial weights, outputs).
+        """
         if not self._leads or self._failure is not None:
             measured = alone()
             self._audited_alone = True
@@ -162,12 +154,12 @@ class SharedMeasurement:
         if probe is not watched.probe:
             probes = {"probe": watched.probe.x, "test": watched.test and watched.test.x, "both": watched.both}
             self._probes = {name: x for name, x in probes.items() if x is not None}
-            self._ask("probes", map_tensors(self._probes, lambda one: one.to("meta")))
+            self._ask("probes_sent", map_tensors(self._probes, lambda one: one.to("meta")))
         if initial and begun is not watched.initial:
             if not all(isinstance(one, Tensor) for one in watched.initial.values()):
                 raise InputTypeError("the state of the model holds other things than tensors, which are not sent")
             self._initial = watched.initial
-            self._ask("initial")
+            self._ask("initial_sent")
         self._sent = (watched.probe, watched.initial if initial else begun)
 
     def _ask(self, act: str, *arguments: Any) -> Any:
@@ -176,22 +168,16 @@ class SharedMeasurement:
 
     def _perform(self, act: str, arguments: tuple[Any, ...]) -> Any:
         """What rank 0 asks for, on every rank."""
-        acts: dict[str, Callable[..., Any]] = {
-            "probes": self._take,
-            "initial": self._begin,
-            "kernels": self._kernels,
-            "features": self._features,
-        }
-        return acts[act](*arguments)
+        return getattr(self, f"_{act}")(*arguments)
 
-    def _take(self, kinds: dict[str, Inputs]) -> None:
+    def _probes_sent(self, kinds: dict[str, Inputs]) -> None:
         """The probes of rank 0; `kinds`: the same with tensors that hold nothing."""
         own = {str(place): tensor for place, tensor in enumerate(tensors_in(self._probes))}
         found = iter(tensors_of_first(self._group, own).values())
         with self._group.together():
             self._probes = map_tensors(kinds, lambda _: next(found).to(self._home))
 
-    def _begin(self) -> None:
+    def _initial_sent(self) -> None:
         found = tensors_of_first(self._group, self._initial)
         with self._group.together():
             self._initial = {name: one.cpu() for name, one in found.items()}

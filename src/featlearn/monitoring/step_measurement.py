@@ -78,6 +78,10 @@ class Baseline:
 class RunMemory:
     """What the measurements of a run share, as long as the same parameters are trained."""
 
+    names: tuple[str, ...]
+    """The parameters that are trained."""
+    rates: Rates
+    """Their learning rates when their training began; 1 if no optimizer is known, or if it begins at 0."""
     gap: GapMemory = field(default_factory=GapMemory)
     reader: RepresentationReader | None = None
     first: Representations | None = None
@@ -89,48 +93,32 @@ class RunMemory:
     pairs_from: Literal["few", "all", "math"] = "few"
     """What shows which layers follow each other: a few samples, all that are captured, or few with the math backend."""
 
-
-@dataclass(frozen=True)
-class TrainedSet:
-    """The parameters that are trained, and their learning rates when their training began."""
-
-    names: tuple[str, ...]
-    rates: Rates
-
-
-def trained_set(watched: WatchedNetwork) -> TrainedSet:
-    """Return the trained parameters of now. Rates are 1 if no optimizer is known, or if it begins at 0."""
-    parameters, optimizer = trainable_parameters(watched.model), watched.optimizer
-    groups = [] if optimizer is None else optimizer.param_groups
-    trained = {id(p) for group in groups for p in group["params"]}
-    complete = all(id(p) in trained for p in parameters.values())
-    known = complete and all(float(group["lr"]) > 0 for group in groups)
-    return TrainedSet(tuple(parameters), Rates(optimizer if known else None, parameters, []))
+    @classmethod
+    def of(cls, watched: WatchedNetwork) -> "RunMemory":
+        """Return an empty memory for the parameters that are trained now."""
+        parameters, optimizer = trainable_parameters(watched.model), watched.optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        trained = {id(p) for group in groups for p in group["params"]}
+        known = all(id(p) in trained for p in parameters.values()) and all(float(group["lr"]) > 0 for group in groups)
+        return cls(tuple(parameters), Rates(optimizer if known else None, parameters, []))
 
 
+@dataclass(kw_only=True, eq=False)
 class StepMeasurement:
     """The network at one step of a run. Each attribute is measured on first access. Tensors are on the CPU."""
 
-    def __init__(
-        self,
-        *,
-        watched: WatchedNetwork,
-        step: int,
-        baseline: Baseline | None,
-        audited: AuditedModel,
-        now: Measurement,
-        stack: ExitStack,
-        memory: RunMemory,
-        rates: Rates,
-        end: bool = False,
-        shared: "SharedMeasurement | None" = None,
-    ) -> None:
-        self.watched, self.step, self._audited, self._end, self._memory = watched, step, audited, end, memory
-        self.baseline = baseline
-        """Values of the first measurement; None if this is the first."""
-        self.rates = rates
-        """Learning rates of layers when their training began."""
-        self._now, self._stack, self._shared = now, stack, shared
+    watched: WatchedNetwork
+    step: int
+    audited: AuditedModel
+    now: Measurement
+    stack: ExitStack
+    memory: RunMemory
+    baseline: Baseline | None = None
+    """Values of the first measurement; None if this is the first."""
+    end: bool = False
+    """Whether it is the first or the last measurement, with kernels of test points and between outputs."""
+    shared: "SharedMeasurement | None" = None
+    """The ranks that measure together; None for this one alone."""
 
     @property
     def model(self) -> nn.Module:
@@ -145,7 +133,7 @@ class StepMeasurement:
     @property
     def probe_batch(self) -> ModelWithInputs:
         """The network with its probe."""
-        return self._now.batches[0]
+        return self.now.batches[0]
 
     @cached_property
     def outputs(self) -> Tensor:
@@ -158,15 +146,15 @@ class StepMeasurement:
             return self._capture.outputs[: self._capture.count].detach().cpu(), self._entering[LAST]
         from featlearn.quantities.representation import outputs_with_features  # late: few networks need it
 
-        outputs, features = outputs_with_features(self._now.batches[0])
+        outputs, features = outputs_with_features(self.now.batches[0])
         return outputs.cpu(), features
 
     @cached_property
     def _capture(self) -> Chunk | None:
         """The probe, captured once for all quantities; None where its graph takes too much memory."""
-        now, samples, memory = self._now, self.watched.probe.samples, self._memory
+        now, samples, memory = self.now, self.watched.probe.samples, self.memory
         memory.sample_bytes = memory.sample_bytes or bytes_per_sample(now)
-        room = 0.2 * byte_budget(self._audited.request.memory, now.device)
+        room = 0.2 * byte_budget(self.audited.request.memory, now.device)
         fits = samples <= LARGEST_CAPTURE and samples * memory.sample_bytes <= room
         return now.chunk(now.batches[0], 0, samples) if fits else None
 
@@ -213,8 +201,8 @@ class StepMeasurement:
         return None if min(states.shrinking.values()) > SHRUNK else states.gap(self.x, outputs=self.outputs)
 
     def _two_states(self, *, unshrunk: bool = False) -> TwoStates:
-        initial, memory = self.watched.initial, self._memory.gap
-        return TwoStates(self._audited, initial, unshrunk=unshrunk, memory=memory, inside=self._now)
+        initial, memory = self.watched.initial, self.memory.gap
+        return TwoStates(self.audited, initial, unshrunk=unshrunk, memory=memory, inside=self.now)
 
     @cached_property
     def feature_changes(self) -> dict[str, FeatureChange]:
@@ -250,22 +238,22 @@ class StepMeasurement:
     def _first_representations(self) -> Representations:
         if not self._reads_graph:
             return self._reader.at(self.watched.initial, self.x)
-        if self._memory.first is None:
+        if self.memory.first is None:
             (batch,) = self._start.batches
             first = entering(self._start.chunk(batch, 0, batch.samples))
             self._store_first(first)
             return first
-        return self._memory.first
+        return self.memory.first
 
     def _store_first(self, first: Representations) -> None:
         if sum(features.numel() for features in first.values()) <= LARGEST_FIRST:
-            self._memory.first = {name: features.clone() for name, features in first.items()}
+            self.memory.first = {name: features.clone() for name, features in first.items()}
 
     @property
     def _reader(self) -> RepresentationReader:
-        if self._memory.reader is None:
-            self._memory.reader = RepresentationReader(self._audited)
-        return self._memory.reader
+        if self.memory.reader is None:
+            self.memory.reader = RepresentationReader(self.audited)
+        return self.memory.reader
 
     @cached_property
     def last_features(self) -> Tensor | None:
@@ -292,7 +280,7 @@ class StepMeasurement:
         classes, samples = measurement.classes, measurement.batches[0].samples
         layers = len({name.rpartition(".")[0] for name in measurement.parameters})
         size = (samples * classes) ** 2
-        if not self._end or classes > MANY_OUTPUTS or not self._wants_full(measurement) or layers * size > LARGEST_SUM:
+        if not self.end or classes > MANY_OUTPUTS or not self._wants_full(measurement) or layers * size > LARGEST_SUM:
             return None
         try:
             found = self._measured(measurement, "full", "layer")
@@ -303,9 +291,9 @@ class StepMeasurement:
     @cached_property
     def _measured_samples(self) -> Measurement:
         """The probe; at the first and the last measurement with the test probe in the same batch, where it fits."""
-        if not self._end or self.watched.both is None:
-            return self._now
-        return self._stack.enter_context(self._audited.measuring([self.watched.both], reuse=True))
+        if not self.end or self.watched.both is None:
+            return self.now
+        return self.stack.enter_context(self.audited.measuring([self.watched.both], reuse=True))
 
     @cached_property
     def _full_of_all(self) -> Tensor | None:
@@ -335,20 +323,22 @@ class StepMeasurement:
     @cached_property
     def features(self) -> NeuralFeatures:
         """Neural features of every layer, compared with the start of the run where it is known."""
-        outputs = Directions(FEATURE_DIRECTIONS) if self._now.classes > MANY_OUTPUTS else None
+        outputs = Directions(FEATURE_DIRECTIONS) if self.now.classes > MANY_OUTPUTS else None
         compared = self.baseline is not None and bool(self.watched.initial)
 
         def alone() -> NeuralFeatures:
-            gradients = self._memory.gradients
+            gradients = self.memory.gradients
             if not compared:
                 is_start = self.baseline is None and not gradients
-                return measured_features(self._now, None, None, outputs, store=gradients if is_start else None)
+                return measured_features(self.now, None, None, outputs, store=gradients if is_start else None)
             if gradients:
-                return measured_features(self._now, gradients, None, outputs)
+                return measured_features(self.now, gradients, None, outputs)
             refuse_shared(self._start, self.watched.model)
-            return measured_features(self._now, self._start, None, outputs)
+            return measured_features(self.now, self._start, None, outputs)
 
-        return alone() if self._shared is None else self._shared.features(self.watched, compared, outputs, alone)
+        return (
+            alone() if self.shared is None else self.shared.measured(self.watched, alone, "features", compared, outputs)
+        )
 
     @cached_property
     def loss_gradients(self) -> dict[str, Tensor] | None:
@@ -357,7 +347,7 @@ class StepMeasurement:
         pull = None if y is None else pull_on_outputs(y, self.outputs, self.watched.loss)
         if pull is None:
             return None
-        now, chunk = self._now, self._capture
+        now, chunk = self.now, self._capture
         if chunk is None or chunk.count != len(chunk.outputs):
             return now.pulled_back(now.batches[0], pull.to(now.device))
         gradients = backward([chunk.outputs], [*now.parameters.values()], [pull.to(chunk.outputs)])
@@ -375,19 +365,19 @@ class StepMeasurement:
     def balances(self) -> dict[tuple[str, str], Tensor]:
         """Pair of layers -> what gradient flow conserves between them; its diagonal where not all of it."""
         pairs, measurement = self._followed
-        return {names: pair_balance(pair, names, self.rates, measurement).value for names, pair in pairs.items()}
+        return {names: pair_balance(pair, names, self.memory.rates, measurement).value for names, pair in pairs.items()}
 
     @cached_property
     def optimizer_kernel(self) -> Tensor | None:
         """(P, P) kernel of the update that the optimizer makes, None before its first step or without one."""
         rates = self._step_rates
-        return None if rates is None else self._mean(self._now, rates)
+        return None if rates is None else self._mean(self.now, rates)
 
     @cached_property
     def optimizer_kernel_full(self) -> Tensor | None:
         """(P, P, C, C) kernel of the optimizer's update between all outputs."""
         rates = self._step_rates
-        return None if rates is None else self._full(self._now, rates)
+        return None if rates is None else self._full(self.now, rates)
 
     @cached_property
     def optimizer_cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
@@ -401,8 +391,8 @@ class StepMeasurement:
         test = self.watched.test
         if test is None:
             return None
-        x = self._audited.paired(test.x)
-        return self._now.outputs(replace(self._now.batches[0], x=x, samples=test.samples)).cpu()
+        x = self.audited.paired(test.x)
+        return self.now.outputs(replace(self.now.batches[0], x=x, samples=test.samples)).cpu()
 
     @cached_property
     def test_targets(self) -> Tensor | None:
@@ -413,17 +403,17 @@ class StepMeasurement:
     @cached_property
     def test_kernel(self) -> Tensor | None:
         """(P', P') kernel of the test probe, the mean over outputs."""
-        if self._measured_samples is not self._now:
+        if self._measured_samples is not self.now:
             return self._mean_of_all[self.watched.probe.samples :, self.watched.probe.samples :].contiguous()
         if self.watched.test is None:
             return None
-        with self._audited.measuring([self.watched.test.x], reuse=True) as measurement:
+        with self.audited.measuring([self.watched.test.x], reuse=True) as measurement:
             return self._mean(measurement, {})
 
     @cached_property
     def cross_kernels(self) -> tuple[Tensor, Tensor | None] | None:
         """Kernels of the test probe with the probe: (P', P), the mean over outputs, and (P', P, C, C) between all."""
-        if self._measured_samples is not self._now:
+        if self._measured_samples is not self.now:
             probe, test = slice(self.watched.probe.samples), slice(self.watched.probe.samples, None)
             full = self._full_of_all
             return self._mean_of_all[test, probe].contiguous(), None if full is None else full[test, probe].contiguous()
@@ -438,23 +428,23 @@ class StepMeasurement:
     def as_baseline(self, *, kernel: bool, layers: bool) -> Baseline:
         """The values with which later steps are compared."""
         baseline = Baseline(self.kernel if kernel else None, self.outputs)
-        if self._memory.first is None and self._reads_graph:
+        if self.memory.first is None and self._reads_graph:
             self._store_first(self._entering)
         if layers:
             baseline.balances = self.balances
             for names, pair in self.pairs.items():
-                rate = self.rates.of(names[0], pair.first.parameters[0])
+                rate = self.memory.rates.of(names[0], pair.first.parameters[0])
                 baseline.weights[names] = float(pair.before.square().sum()) / rate
         return baseline
 
     @cached_property
     def _start(self) -> Measurement:
-        audited = self._audited.of_copy(network_at(self.watched.model, self.watched.initial))
-        return self._stack.enter_context(audited.measuring([self.watched.probe.x], reuse=True, keep_weights=True))
+        audited = self.audited.of_copy(network_at(self.watched.model, self.watched.initial))
+        return self.stack.enter_context(audited.measuring([self.watched.probe.x], reuse=True, keep_weights=True))
 
     @cached_property
     def _followed(self) -> tuple[dict[tuple[str, str], Pair], Measurement]:
-        memory, now = self._memory, self._now
+        memory, now = self.memory, self.now
         if memory.pairs_from == "all" and self._capture is not None:
             return consecutive(now.example())[0], now
         now = now.without_captures()
@@ -482,7 +472,7 @@ class StepMeasurement:
     def _cross(self, rates: Mapping[str, Rate]) -> tuple[Tensor, Tensor | None]:
         assert self.watched.test is not None
         inputs = [self.watched.test.x, self.watched.probe.x]
-        with self._audited.measuring(inputs) as measurement:
+        with self.audited.measuring(inputs) as measurement:
             full = self._full(measurement, rates)
             mean = self._mean(measurement, rates) if full is None else full.diagonal(dim1=2, dim2=3).mean(2)
             return mean, full
@@ -513,13 +503,13 @@ class StepMeasurement:
         """Kernels, by all ranks where they measure together; those of an optimizer's step by this one."""
 
         def alone() -> Kernels:
-            return measured_kernels(measurement, self._audited, outputs, by, rates=rates)
+            return measured_kernels(measurement, self.audited, outputs, by, rates=rates)
 
-        if self._shared is None or rates:
+        if self.shared is None or rates:
             return alone()
         test = ("test", "probe") if len(measurement.batches) > 1 else ("test",)
-        of = ("probe",) if measurement is self._now else ("both",) if measurement is self._measured_samples else test
-        return self._shared.kernels(self.watched, of, outputs, by, alone)
+        of = ("probe",) if measurement is self.now else ("both",) if measurement is self._measured_samples else test
+        return self.shared.measured(self.watched, alone, "kernels", of, outputs, by)
 
     def _mean(self, measurement: Measurement, rates: Mapping[str, Rate]) -> Tensor:
         """(P, P2), the mean over outputs."""
