@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import featlearn as fl
 from featlearn.errors import FeatlearnError
-from featlearn.monitoring.alerts import sideways, stability_share
+from featlearn.monitoring.alerts import AlertRules, sideways, stability_share
+from featlearn.monitoring.probe_data import ProbeData, WatchedNetwork
+from featlearn.monitoring.records import Record
 
 from .alert_runs import FAULTS, HEALTHY, alerts, data, watched
 
@@ -167,3 +169,15 @@ def test_decay_alone_is_no_movement() -> None:
         distance = float((now - first).norm() / first.norm())
         moved = sideways(float(now.norm() / first.norm()), distance)
         assert moved == pytest.approx(turned * float(other.norm() / first.norm()), abs=1e-7)
+
+
+def test_a_resumed_run_repeats_no_alert(tmp_path: Path) -> None:
+    """And it knows the first loss: that of the first process."""
+    forgotten(tmp_path / "run", alerts=True)
+    run = forgotten(tmp_path / "run", alerts=True, resume=True)
+    assert [alert["kind"] for alert in alerts(run)] == ["frozen_layer"]
+    rules = AlertRules(WatchedNetwork(nn.Linear(2, 2), ProbeData(torch.zeros(2, 2), None)))
+    rules.resume(run)
+    later = Record({"probe/cross_entropy": 3 * run.scalar("probe/cross_entropy")[1][0], "probe/loss": 1e9})
+    (alert,) = rules.after(900, later)
+    assert (alert.kind, alert.number) == ("unstable", pytest.approx(3))

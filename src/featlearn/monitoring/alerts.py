@@ -14,6 +14,7 @@ from featlearn.losses import Loss
 from featlearn.monitoring.probe_data import WatchedNetwork, has_labels
 from featlearn.monitoring.records import Record
 from featlearn.readouts import LogProbability
+from featlearn.record import Run
 
 FITTED, FALLEN = 0.5, 0.7
 """Share of the first loss below which training counts as done, and below which as done once it stops falling."""
@@ -77,6 +78,12 @@ class AlertRules:
             self._stalled(step, record.scalars),
         ]
         return self._new(found)
+
+    def resume(self, run: Run) -> None:
+        """Take the numbers and the alerts of an earlier process."""
+        for line in run.lines:
+            self.after(line["step"], Record(line["values"]))
+        self._raised = {event["kind"] for event in run.events if "action" in event}
 
     def unaffordable(self, step: int, steps: float) -> Sequence[Alert]:
         """Return the alert that one kernel costs as much as so many steps of training may spend on measuring."""

@@ -112,6 +112,8 @@ class Recording:
             from featlearn.monitoring.alerts import AlertRules  # late: few runs need it
 
             self._rules = AlertRules(self._observer.watched)
+            if self.begun_at:
+                self._rules.resume(open_run(self._options.path))
         try:
             for alert in judge(self._rules):
                 self._log.alert(alert, alerts if callable(alerts) else None)
@@ -123,7 +125,7 @@ class Recording:
             return nullcontext()
         from featlearn.record.replacement import replaced  # late: few runs need it
 
-        return replaced(self._options.path, True)
+        return replaced(self._options.path)
 
     def _settle(self, *, reduce: bool) -> None:
         self._observer.settle_readout()

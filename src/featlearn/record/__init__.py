@@ -8,8 +8,7 @@ A run is a directory (or a `.zip` of it):
     events.jsonl                what happened: measurements skipped, a diverged kernel, the end
 
 A killed process loses at most the measurement in progress (see writer.py). Nothing is pickled, and opening an untrusted
-run is safe: it is read, or raises `RunError` (files.py, arrays.py). Older layouts are read through upgrades
-(schema.py). This package does not import torch.
+run is safe: it is read, or raises `RunError` (files.py, arrays.py). This package does not import torch.
 """
 
 from featlearn.record.reader import Run, open_run

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from featlearn.errors import RunError
 from featlearn.record.layout import ARRAYS, EVENTS, LONGEST_NAME, RUN, SCALARS, named_array
@@ -21,20 +21,7 @@ ALWAYS, _RATIO = 2**23, 50
 _COMPRESSIONS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 
 
-class Files(Protocol):
-    """Files of a run in a directory or an archive."""
-
-    def names(self) -> list[str]:
-        """Return the paths that belong to the run."""
-
-    def weight(self, place: str) -> int | None:
-        """Return the size on disk in bytes; None if the file does not exist."""
-
-    def read(self, place: str, most: int) -> bytes | None:
-        """Return the content, None if the file does not exist; raise if it exceeds `most` bytes."""
-
-
-def open_files(path: Path) -> Files:
+def open_files(path: Path) -> "_Directory | _Archive":
     """Open the files of the run at `path`."""
     try:
         if path.is_dir():
@@ -84,6 +71,7 @@ class _Directory:
         self._path = path
 
     def names(self) -> list[str]:
+        """Return the paths that belong to the run."""
         names = [name for name in (RUN, SCALARS, EVENTS) if self.weight(name) is not None]
         if self._status(ARRAYS):
             for folder, folders, files in os.walk(self._path / ARRAYS, onerror=_refuse):
@@ -96,10 +84,12 @@ class _Directory:
         return sorted(names)
 
     def weight(self, place: str) -> int | None:
+        """Return the size on disk in bytes; None if the file does not exist."""
         status = self._status(place)
         return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
     def read(self, place: str, most: int) -> bytes | None:
+        """Return the content, None if the file does not exist; raise if it exceeds `most` bytes."""
         if self.weight(place) is None:  # pipes and devices do not count as files
             return None
         with damage(self._path / place), open(self._path / place, "rb", opener=_open_at_once) as file:
@@ -134,6 +124,8 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 class _Archive:
+    """The same of a .zip."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         with damage(path):

@@ -13,6 +13,8 @@ from typing import Any
 
 from featlearn.errors import InputTypeError, InputValueError
 
+SCHEMA = 1
+"""Version of the layout, increased by changes that older readers would misread."""
 RUN, SCALARS, EVENTS, ARRAYS = "run.json", "scalars.jsonl", "events.jsonl", "arrays"
 
 # Limits far above usual runs, and far below the memory of a machine. Writer and reader enforce them.

@@ -13,7 +13,6 @@ from typing import Any
 import numpy
 
 from featlearn.errors import FeatlearnError, InputValueError, RunError, did_you_mean
-from featlearn.record import schema
 from featlearn.record.arrays import decoded
 from featlearn.record.files import ALWAYS, allowed, open_files
 from featlearn.record.layout import (
@@ -24,6 +23,7 @@ from featlearn.record.layout import (
     LONGEST_NAME,
     RUN,
     SCALARS,
+    SCHEMA,
     USER,
     array_path,
     checked_name,
@@ -45,14 +45,23 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        files = open_files(self.path)
-        self.schema = schema.schema_of(files, self.path)
-        """Schema with which the run was written."""
-        self._files = schema.upgraded(files, self.schema)
+        self._files = open_files(self.path)
         self.network: Any = None
         """Watched network with probe, optimizer, and initial weights, if this process trains it; otherwise None."""
-        self.config: dict[str, Any] = object_in(self._content(RUN), f"{self.path}/{RUN}")
+        content = self._files.read(RUN, LARGEST_TEXT)
+        if content is None:
+            raise RunError(
+                f"{self.path} has no {RUN}, expected the directory of a run, or a .zip with {RUN} at its top"
+            )
+        self.config: dict[str, Any] = object_in(content, f"{self.path}/{RUN}")
         """Content of run.json."""
+        schema = self.config.get("schema")
+        if schema is True or not isinstance(schema, int) or schema < 1:
+            raise RunError(f"{self.path} has schema {str(schema)[:40]!r}, expected {SCHEMA}")
+        if schema > SCHEMA:
+            raise RunError(
+                f"{self.path} has schema {str(schema)[:40]}, this version of featlearn reads up to {SCHEMA}; update it"
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is copied to another process: the network stays in its own."""

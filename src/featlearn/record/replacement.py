@@ -59,12 +59,11 @@ def _belongs(place: str, *, is_folder: bool) -> bool:
 
 
 @contextmanager
-def replaced(path: Path, overwrite: bool = True) -> Iterator[None]:
+def replaced(path: Path) -> Iterator[None]:
     """Start a new run at `path` inside: rename the old run, then remove it, or restore it on errors."""
-    if overwrite:
-        refuse_unless_run(path)
+    refuse_unless_run(path)
     place = path.resolve()
-    if not overwrite or not place.exists():
+    if not place.exists():
         yield
         return
     renamed = place.with_name(f".{place.name}.replaced-{os.getpid()}")

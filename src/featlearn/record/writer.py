@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from featlearn.errors import InputTypeError, InputValueError, RunError
-from featlearn.record import schema
 from featlearn.record.arrays import encoded
 from featlearn.record.atomic import PART, put
 from featlearn.record.layout import (
@@ -23,6 +22,7 @@ from featlearn.record.layout import (
     LARGEST_TEXT,
     RUN,
     SCALARS,
+    SCHEMA,
     array_path,
     checked_scalar_name,
     checked_step,
@@ -88,8 +88,6 @@ class RunWriter:
                 "replace it, or another path (out=) for a new run"
             )
         run = Run(self.path)
-        if run.schema != schema.SCHEMA:
-            raise RunError(f"{self.path} has schema {run.schema}, expected {schema.SCHEMA} to resume; start a new run")
         self.last_step = max((line["step"] for line in run.lines), default=-1)
         with self._writing():
             for part in (self.path / ARRAYS).rglob(f"*.npz{PART}"):
@@ -100,7 +98,7 @@ class RunWriter:
     def _describe(self, entries: Mapping[str, Any]) -> None:
         if "schema" in entries:
             raise InputValueError("a configuration cannot have an entry named schema, which is reserved; rename it")
-        config = {**self._config, **entries, "schema": schema.SCHEMA}
+        config = {**self._config, **entries, "schema": SCHEMA}
         self._put(RUN, json_of(config), synchronize=True)
         self._config = config
 
