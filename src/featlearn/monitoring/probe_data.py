@@ -58,9 +58,9 @@ def probe_data(pair: Any, name: str, model: nn.Module, readout: Readout | None =
     if isinstance(pair, Mapping):
         pair = (pair, None)
     if not isinstance(pair, tuple | list) or len(pair) != 2:
+        hint = "(x, None) for kernels without a task" if isinstance(pair, Tensor) else "one batch: next(iter(loader))"
         raise InputTypeError(
-            f"{name} is {type(pair).__name__}, expected a pair (x, y): inputs and their targets; y=None for kernels "
-            "without a task"
+            f"{name} is {type(pair).__name__}, expected a pair (x, y): inputs and their targets; pass {hint}"
         )
     x, y = pair
     samples = batch_size(x, f"the x of {name}")

@@ -42,8 +42,8 @@ class SharedMeasurement:
         self._ranks, self._model, self._readout, self._audits = ranks, watched.model, watched.readout, audited.audits
         self._home = tensors_in(watched.probe.x)[0].device
         self._divided: AuditedModel | None = None
-        self._probes: dict[str, Inputs] = {}
-        self._initial: Mapping[str, Any] = {}
+        self._inputs: dict[str, Inputs] = {}
+        self._first_state: Mapping[str, Any] = {}
         self._sent: tuple[object, object] = (None, None)
         """The probe and the initial weights that the other ranks have, of rank 0."""
         self.work = 0.0
@@ -153,13 +153,13 @@ class SharedMeasurement:
         probe, begun = self._sent
         if probe is not watched.probe:
             probes = {"probe": watched.probe.x, "test": watched.test and watched.test.x, "both": watched.both}
-            self._probes = {name: x for name, x in probes.items() if x is not None}
-            self._ask("probes_sent", map_tensors(self._probes, lambda one: one.to("meta")))
+            self._inputs = {name: x for name, x in probes.items() if x is not None}
+            self._ask("probes", map_tensors(self._inputs, lambda one: one.to("meta")))
         if initial and begun is not watched.initial:
             if not all(isinstance(one, Tensor) for one in watched.initial.values()):
                 raise InputTypeError("the state of the model holds other things than tensors, which are not sent")
-            self._initial = watched.initial
-            self._ask("initial_sent")
+            self._first_state = watched.initial
+            self._ask("initial")
         self._sent = (watched.probe, watched.initial if initial else begun)
 
     def _ask(self, act: str, *arguments: Any) -> Any:
@@ -170,23 +170,23 @@ class SharedMeasurement:
         """What rank 0 asks for, on every rank."""
         return getattr(self, f"_{act}")(*arguments)
 
-    def _probes_sent(self, kinds: dict[str, Inputs]) -> None:
+    def _probes(self, kinds: dict[str, Inputs]) -> None:
         """The probes of rank 0; `kinds`: the same with tensors that hold nothing."""
-        own = {str(place): tensor for place, tensor in enumerate(tensors_in(self._probes))}
+        own = {str(place): tensor for place, tensor in enumerate(tensors_in(self._inputs))}
         found = iter(tensors_of_first(self._group, own).values())
         with self._group.together():
-            self._probes = map_tensors(kinds, lambda _: next(found).to(self._home))
+            self._inputs = map_tensors(kinds, lambda _: next(found).to(self._home))
 
-    def _initial_sent(self) -> None:
-        found = tensors_of_first(self._group, self._initial)
+    def _initial(self) -> None:
+        found = tensors_of_first(self._group, self._first_state)
         with self._group.together():
-            self._initial = {name: one.cpu() for name, one in found.items()}
+            self._first_state = {name: one.cpu() for name, one in found.items()}
 
     def _kernels(self, of: tuple[str, ...], outputs: Outputs, by: str) -> Kernels:
-        x, x2 = (*(self._probes[name] for name in of), None)[:2]
+        x, x2 = (*(self._inputs[name] for name in of), None)[:2]
         found: dict[str, Any] = divided_kernels(self._audited, x, x2, outputs, by, False, dict)
         return {key: kernel.full_tensor().to(self._home) for key, kernel in found.items()}
 
     def _features(self, compared: bool, outputs: Directions | None) -> NeuralFeatures:
-        initial = self._initial if compared else None
-        return neural_features_of(self._audited, x=self._probes["probe"], initial=initial, outputs=outputs)
+        initial = self._first_state if compared else None
+        return neural_features_of(self._audited, x=self._inputs["probe"], initial=initial, outputs=outputs)
