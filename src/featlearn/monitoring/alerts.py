@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from featlearn import losses
 from featlearn.dynamics import rate
 from featlearn.losses import Loss
-from featlearn.monitoring.probe_data import WatchedNetwork, has_labels
+from featlearn.monitoring.probe_data import WatchedNetwork, decays, has_labels
 from featlearn.monitoring.records import Record
 from featlearn.readouts import LogProbability
 from featlearn.record import Run
@@ -25,7 +25,7 @@ LINEAR = 1e-3
 PATIENCE = 8
 """Steps that a layer has to begin moving: layers behind zero gates wait for others."""
 UNMOVED = 1e-6
-"""Relative change of a layer's weights that is rounding."""
+"""Relative change of a layer's weights that is rounding, where they decay."""
 OTHERS_MOVED = 1e-2
 """Relative change of another layer within which a layer should have moved, too."""
 STALLED_FROM = 128
@@ -33,7 +33,7 @@ STALLED_FROM = 128
 FLAT, STILL = 0.02, 0.05
 """Relative fall of the loss within a doubling of steps, and change of the features, below which both stand still."""
 RISEN = 2.0
-"""Multiple of the first loss above which the rate is too large, whatever the optimizer."""
+"""Multiple of the lowest loss from which, above the first loss, the rate is too large, whatever the optimizer."""
 COSTLY = 10_000
 """Training steps that pay for one kernel, from which kernels are not affordable."""
 
@@ -163,19 +163,22 @@ class AlertRules:
 
     def _frozen(self, step: int, numbers: Mapping[str, float]) -> Alert | None:
         moved: dict[str, float] = {}
+        decayed = decays(self._watched.optimizer)
         for name in numbers:
             kind, _, rest = name.partition("/")
             layer, _, last = rest.rpartition("/")
             if kind == "weights" and layer and last == "distance":
                 norm, distance = numbers[f"weights/{layer}/norm"], numbers[name]
                 first = self._norms.setdefault(layer, norm)
-                moved[layer] = norm if math.isnan(distance) else sideways(norm / first, distance)
+                distance = norm if math.isnan(distance) else distance
+                moved[layer] = sideways(norm / first, distance) if decayed and first else distance
         most, frozen = max(moved.values(), default=0.0), []
+        unmoved = UNMOVED if decayed else 0.0
         for layer, distance in moved.items():
             before, since, then = self._unmoved.get(layer, (math.nan, step, most))
-            if not abs(distance - before) <= UNMOVED:
+            if not abs(distance - before) <= unmoved:
                 self._unmoved[layer] = (distance, step, most)
-            elif step >= max(PATIENCE, 1.5 * since) and abs(most - then) > OTHERS_MOVED:
+            elif step >= max(4 * PATIENCE if since else PATIENCE, 1.5 * since) and abs(most - then) > OTHERS_MOVED:
                 frozen.append((layer, since))
         if not frozen:
             return None
@@ -185,9 +188,11 @@ class AlertRules:
         return Alert(step, "frozen_layer", float(len(frozen)), text, action)
 
     def _unstable(self, step: int, record: Record) -> Alert | None:
-        if self._left > RISEN:
-            text = f"the loss on the probe is {self._left:.2g} times the first: the learning rate is too large"
-            return Alert(step, "unstable", self._left, text, f"Divide it by {self._left:.2g}, or warm it up")
+        lowest = min((value for _, value in self._losses), default=1.0)
+        if self._left > 1 and self._left > RISEN * lowest:
+            times = self._left / lowest
+            text = f"the loss on the probe is {times:.2g} times its lowest: the learning rate is too large"
+            return Alert(step, "unstable", times, text, f"Divide it by {times:.2g}, or warm it up")
         kernel = record.arrays.get("kernel")
         outputs, watched = record.arrays.get("outputs"), self._watched
         if kernel is None or outputs is None or watched.optimizer is None:
