@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import torch
+
 from featlearn.diagnosis.evidence import ALIGNMENT_ROSE, NORM_GREW, SETTLED
 from featlearn.diagnosis.run_data import Curve, RunData
 
@@ -121,12 +123,10 @@ def events(run_data: RunData) -> Events:
 
 def _settled(run_data: RunData) -> float:
     """Return the first step from which the kernel differs by at most a tenth of the norm of the last kernel."""
-    steps = run_data.kernel_steps
-    if len(steps) < 3:
-        return math.nan
-    last, settled = run_data.kernel(steps[-1]).double(), math.nan
-    for step in reversed(steps[:-1]):
-        if float((run_data.kernel(step).double() - last).norm()) > SETTLED.high * float(last.norm()):
+    *earlier, last = run_data.kernels or [(0, torch.zeros(1))]
+    settled = math.nan
+    for step, kernel in reversed(earlier if len(earlier) > 1 else []):
+        if float((kernel - last[1]).norm()) > SETTLED.high * float(last[1].norm()):
             break
         settled = float(step)
     return settled

@@ -56,14 +56,16 @@ def kernel_machine(run_data: RunData) -> KernelMachine:
     first, last = 0, max(run_data.array_steps("test"), default=-1)
     if last < 0:
         return KernelMachine(None, reason="no test points were watched (test=(x, y))")
+    y = run_data.targets
+    if y is None:
+        return KernelMachine(None, reason="the run has no targets")
     f0, f1 = run_data.array("test", first, "f"), run_data.array("test", last, "f")
     if last == 0 or f0 is None:
         when = "before training only" if last == 0 else "not before training"
         return KernelMachine(None, reason=f"test points were measured {when}")
     if last not in run_data.kernel_steps or first not in run_data.kernel_steps:
         return KernelMachine(None, reason="kernels and outputs of the first or the last measurement are missing")
-    y = run_data.targets
-    if f1 is None or y is None:
+    if f1 is None:
         return KernelMachine(None, reason="outputs of the test points are missing")
     if not bool((f1 != f0).any()):
         return KernelMachine(None, reason="the outputs did not change")

@@ -229,6 +229,13 @@ class RunData:
             return found
         return found.reshape(len(found) if found.dim() else 1, -1)
 
+    @property
+    def kernels(self) -> list[tuple[int, Tensor]]:
+        """Steps and kernels (P, P) in double, of one set of trained weights; also where there are no targets."""
+        steps = [step for step in self.array_steps("kernel") if step >= self.unfrozen]
+        pairs = [(step, self.array("kernel", step, "mean")) for step in steps]
+        return [(step, kernel.double()) for step, kernel in pairs if kernel is not None]
+
     @cached_property
     def kernel_steps(self) -> list[int]:
         """Steps at which both kernel and outputs were recorded."""

@@ -92,7 +92,7 @@ def assess_settling(findings: Sequence[Findings]) -> tuple[float, list[Evidence]
     """Return when the kernel settled."""
     topic, step = "the kernel settled", sample([one.events.settled for one in findings])
     if step is None:
-        recorded = all(len(one.run_data.kernel_steps) > 2 for one in findings)
+        recorded = all(len(one.run_data.kernels) > 2 for one in findings)
         why = "it still moved at the end" if recorded else "fewer than three kernels were recorded"
         return math.nan, [unknown(topic, f"when the kernel settled: {why}")]
     says = f"at step {step.words}: from there on it stays near the last kernel"

@@ -15,7 +15,7 @@ from featlearn.diagnosis.run_data import RunData
 RIDGE = 1e-3
 """Of the mean eigenvalue: regression without any would follow rounding."""
 SAME = 0.01
-"""Errors of two kernels that differ by less are the same, however small their standard error."""
+"""A gain below this is none, however small its standard error."""
 RESOLVED = 0.1
 """A gain that may be larger, by two standard errors, is not excluded by the test points."""
 FITS = 0.9
@@ -51,14 +51,6 @@ class Usefulness:
     """why the regression, or everything, is unknown"""
     remedy: str = ""
     """what to pass to `fl.watch` so that it is known; empty if nothing helps"""
-
-    @property
-    def better(self) -> bool | None:
-        """Whether the later kernel has the smaller error, by twice its standard error; None if that is not known."""
-        change = self.later - self.first
-        if self.worse_than_constant or abs(change) < SAME:
-            return None
-        return change < 0 if abs(change) > 2 * self.error else None
 
     @property
     def worse_than_constant(self) -> bool:

@@ -113,7 +113,7 @@ class Diagnosis:
         if where and self.regime not in ("lazy", "cannot tell"):
             lines.append(f"  Where:        {name_layers(where)}.")
         overhead = self.findings[0].run.config.get("overhead")
-        if isinstance(overhead, int | float) and math.isfinite(overhead):
+        if isinstance(overhead, int | float) and math.isfinite(overhead) and self.findings[0].run_data.steps:
             cost = f"{percent(overhead)} of" if overhead < 2 else f"{overhead:.0f} times the"
             lines.append(f"  Overhead:     {cost} training time.")
         lines += [
