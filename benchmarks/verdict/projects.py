@@ -389,7 +389,7 @@ class Denoiser(nn.Module):
 def denoiser(path: Path) -> Trained:
     clean = [part.x.unflatten(1, (1, 8, 8)) for part in tasks.digits(3011, 500)]
     generator = tasks.generator(3011)
-    train, test = (Samples(x + 0.5 * torch.randn(x.shape, generator=generator), x) for x in clean)
+    train, _ = (Samples(x + 0.5 * torch.randn(x.shape, generator=generator), x) for x in clean)
     model = Denoiser()
     with watched(
         model, (train.x[:64], train.y[:64].flatten(1)), path, None, readout=lambda out: out.flatten(1)
@@ -404,7 +404,7 @@ def denoiser(path: Path) -> Trained:
             watch.step(loss=loss)
     whole = nn.Sequential(model, nn.Flatten())
     first = {f"0.{name}": value for name, value in initial.items()}
-    return Trained(run=watch.run, reference=linearization_gap(whole, first, copied(whole), test.x))
+    return Trained(run=watch.run, reference=linearization_gap(whole, first, copied(whole), train.x[:64]))
 
 
 class TwoHeads(nn.Module):

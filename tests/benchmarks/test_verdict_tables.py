@@ -64,3 +64,23 @@ def test_the_page_has_the_table():
         told = [sum(int(row[k]) for row in rows if row[k].strip() != "-") for k in range(4)]
         some = Counter(line["regime"] for line in lines("held_out") if line["regime_by_theory"] == made)
         assert told == [sum(some.values()), some["lazy"], some["mixed"], some["rich"]]
+
+
+@pytest.mark.parametrize("suite", ["difficult", "projects", "unseen"])
+def test_no_training_of_a_project_is_told_the_opposite_of_what_is_clear(suite: str):
+    table = lines(suite)
+    clear = [line for line in table if len(line["expected"]) == 1]
+    assert not [line["construction"] for line in clear if {line["regime"], *line["expected"]} == {"lazy", "rich"}]
+    assert sum(line["regime"] not in line["expected"] for line in table) <= 0.1 * len(table)
+    for line in table:
+        if line["reference_gap"] is not None and "decay" not in line["summary"]:
+            assert line["gap"] == pytest.approx(line["reference_gap"], abs=0.02), line["construction"]
+
+
+def test_every_change_that_was_offered_and_followed_moved_the_gap_as_promised():
+    table = lines("followed")
+    assert len({line["run"] for line in table}) == 12
+    offered = [line for line in table if line["offered"]]
+    assert len(offered) >= 9
+    assert all(line["kept"] for line in offered)
+    assert all(line["note"] for line in table if not line["offered"])
