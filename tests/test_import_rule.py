@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},
     "sweeps": {"errors", "signatures", "palette", "record", "diagnosis", "reporting"},
-    "widths": FOUNDATION | {"network", "theory", "reporting"},
+    "widths": FOUNDATION | {"graph", "network", "theory", "reporting"},
     "models": FOUNDATION | {"theory"},
     "cli": LIBRARY | {"featlearn"},
     "featlearn": LIBRARY,  # the package's own __init__

@@ -67,9 +67,7 @@ def main() -> int:
         right["clean" if case.layer is None else "located"] += place
         aim = "" if case.layer is None else f" [{case.layer} {case.sign:+d}]"
         mark = "ok  " if place and (good or case.layer) else "MISS"
-        print(
-            f"{mark} {case.name + aim:72} {found.scheme:11}{found.phase.value:9} {told}  ({seconds:.0f} s)", flush=True
-        )
+        print(f"{mark} {case.name + aim:72} {found.scheme:11}{found.phase!s:21} {told}  ({seconds:.0f} s)", flush=True)
     print(
         f"scheme told: {right['scheme']} of {len(plain)}; without false alarm: {right['clean']} of {len(plain)}; "
         f"errors located to the layer and the sign: {right['located']} of {len(planted)}"

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from featlearn.statistics.posterior import posterior as posterior
     from featlearn.sweeps.grid_run import sweep as sweep
     from featlearn.sweeps.results import open_sweep as open_sweep
+    from featlearn.widths.check import scale_check as scale_check
     from featlearn.widths.check import width_check as width_check
 
 __version__ = "0.1.0"
@@ -74,6 +75,7 @@ _HOME = {
     "sweep": "featlearn.sweeps.grid_run",
     "watch": "featlearn.monitoring.entry",
     "watch_checkpoints": "featlearn.monitoring.checkpoints",
+    "scale_check": "featlearn.widths.check",
     "width_check": "featlearn.widths.check",
 }
 _SUBMODULES = (

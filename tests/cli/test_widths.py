@@ -7,7 +7,7 @@ import pytest
 
 from featlearn.cli.app import main
 
-SMALL = ["--widths", "16", "32", "64", "--seeds", "2", "--steps", "2"]
+SMALL = ["--sizes", "16", "32", "64", "--seeds", "2", "--steps", "2"]
 OWN = """
 import torch
 from torch import nn
@@ -60,12 +60,12 @@ def test_a_function_without_arguments_brings_its_optimizer(own: Path, capsys: py
     assert main(["widths", f"{own}:nothing", *SMALL, "--json", "--quiet"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
-    assert (found["scheme"], found["update"], found["widths"]) == ("standard", "normalized", [16, 32, 64])
+    assert (found["scheme"], found["update"], found["sizes"]) == ("standard", "normalized", [16, 32, 64])
     assert said.err == ""
 
 
 def test_problems_are_status_1(own: Path, capsys: pytest.CaptureFixture[str]):
-    wide = ["--widths", "32", "64", "128", "--seeds", "2", "--steps", "1"]
+    wide = ["--sizes", "32", "64", "128", "--seeds", "2", "--steps", "1"]
     assert main(["widths", f"{own}:off", *wide, "--json", "--quiet"]) == 1
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert (problem["parameter"], problem["quantity"]) == ("2.weight", "initial scale")
@@ -75,7 +75,7 @@ def test_problems_are_status_1(own: Path, capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["{}:by_width", "--widths", "16"], 2, "--widths 16, expected at least two"),
+        (["{}:by_width", "--sizes", "16"], 2, "--sizes 16, expected at least two"),
         (["{}:by_width", "--steps", "0"], 2, "--steps 0, expected at least 1"),
         (["{}:by_width", "--lr", "-1"], 2, "--lr -1.0, expected a number > 0"),
         (["{}:by_width", "--plot", "widths"], 2, "ends in .png"),

@@ -84,7 +84,7 @@ def test_words_numbers_and_picture(standard: widths.WidthCheck):
     assert "phase: unstable" in said
     assert "problems: none" in said
     document = json.loads(standard.to_json())
-    assert document["layers"]["2"]["exponents"]["rate"]["value"] == float(standard.layers["2"].exponents["rate"])
+    assert document["uses"]["2.weight"]["exponents"]["rate"]["value"] == float(standard.layers["2"].exponents["rate"])
     figure = standard.plot()
     titles = [ax.get_title("left") for ax in figure.axes]
     assert titles == ["0 (input)", "2 (hidden)", "4 (output)", "network"]
@@ -178,10 +178,7 @@ def test_every_parameter_of_any_module_is_judged():
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), 1e-3),
     )
     assert (found.scheme, found.problems, found.update) == ("standard", (), "normalized")
-    judged = {layer.parameter for layer in found.layers.values()} | {
-        n for one in found.layers.values() for n in one.others
-    }
-    assert judged == {name for name, _ in Encoder(16).named_parameters()}
+    assert {use.parameter for use in found.uses.values()} == {name for name, _ in Encoder(16).named_parameters()}
     (attention,) = found.attention.values()
     assert float(attention["scale"]) == pytest.approx(-0.5, abs=1e-6)
 

@@ -16,7 +16,7 @@ KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adam
 
 @dataclass(frozen=True)
 class WidthTask:
-    """Arguments of `fl.width_check`."""
+    """Arguments of `fl.scale_check`."""
 
     make_model: Callable[[int], Any]
     data: Any

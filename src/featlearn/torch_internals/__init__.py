@@ -341,3 +341,9 @@ def without_fused_recurrent_layers() -> Iterator[None]:
     finally:
         torch._C._set_mkldnn_enabled(mkldnn)
         torch._C._set_cudnn_enabled(cudnn)
+
+
+def sequence_number(node: Any = None) -> int:
+    """Return the number of a node in the order of the forward pass; without a node, that of the newest one."""
+    autograd: Any = torch.autograd
+    return int(autograd._get_sequence_nr()) - 1 if node is None else int(node._sequence_nr())

@@ -3,7 +3,7 @@
 `WidthCheck` is the result of `fl.width_check`; `TABLES` has the powers of known parametrizations.
 """
 
-from featlearn.widths.scaling import LayerScaling, Problem, WidthCheck
+from featlearn.widths.scaling import Problem, UseScaling, WidthCheck
 from featlearn.widths.schemes import TABLES
 
-__all__ = ["TABLES", "LayerScaling", "Problem", "WidthCheck"]
+__all__ = ["TABLES", "Problem", "UseScaling", "WidthCheck"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from featlearn.torch_internals import DispatchMode
+from featlearn.torch_internals import DispatchMode, dispatching
 
 MASKED = -1e4
 """Logits below this value belong to masked positions."""
@@ -64,7 +64,8 @@ class _RecordAttention(DispatchMode):
         self.logits, self.module_stack = logits, module_stack
         self._product: tuple[Tensor, Tensor] | None = None
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record the logits of one op, and run it."""
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         if "scaled_dot_product" in name and "backward" not in name:
@@ -88,6 +89,9 @@ class _RecordAttention(DispatchMode):
             self.logits[module] = Logits(
                 _rms(unmasked), _rms(query), _rms(key), int(query.shape[-1]), scores.clone(), scale
             )
+
+
+dispatching(_RecordAttention, _RecordAttention.dispatch)
 
 
 def _rms(values: Tensor) -> float:

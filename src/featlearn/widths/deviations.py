@@ -1,273 +1,249 @@
-"""Derive powers, scheme, phase, and problems from sizes at several widths."""
+"""Derive scheme, phase, and problems of networks that grow in width from the powers of their uses."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from dataclasses import dataclass, replace
 
 from featlearn.linalg.estimate import Estimate
 from featlearn.theory.phases import Phase
-from featlearn.widths.fits import UNKNOWN, power, product_power
-from featlearn.widths.scaling import LayerScaling, Problem
-from featlearn.widths.schemes import MATRICES, TOLERANCE, Match, Update, WeightPowers, expected_gain, off
-from featlearn.widths.size_runs import WidthSizes
+from featlearn.widths.rows import relative_descent, relative_effect
+from featlearn.widths.scaling import CONTROLLED, Problem, UseScaling
+from featlearn.widths.schemes import (
+    MATRICES,
+    TOLERANCE,
+    WORDS,
+    Match,
+    Update,
+    WeightPowers,
+    expected_gain,
+    expected_rate,
+    nearest,
+    off,
+)
 
-GROWS = 1.5
-"""Ratio of two sizes, at the largest and smallest width, above which a size grows."""
 VECTOR_TOLERANCE = 0.4
 """Tolerance for biases and gains, which have few entries and noisy powers."""
-STABLE = 0.25
-"""Powers below this value count as constant."""
-Runs = Sequence[Sequence[WidthSizes]]
-"""by width, by seed"""
+STABLE = 0.125
+"""Powers below this value count as constant, if they follow from gains and rates; measured ones, twice this value."""
 
 
 @dataclass(frozen=True)
-class Weight:
-    """Powers of a parameter."""
+class Judgment:
+    """What a scale check says of powers."""
 
-    powers: WeightPowers
-    layer: str
-    inside: bool
-    """whether its layer has submodules with parameters, so that its position is unknown"""
-    outside_grows: bool
-    """whether the output of that layer grows with the width"""
-    gain: Estimate
-    rate: Estimate
-    effect: Estimate
-    """power of the effect of its first update, including multipliers after the layer, for errors of size one"""
-    descent: Estimate
-    """power of the loss decrease by its first update, for errors of size one"""
+    scheme: str
+    words: str
+    nearest: str
+    phase: Phase | str
+    problems: tuple[Problem, ...]
+    uses: dict[str, UseScaling]
+    """with the powers that the scheme expects"""
 
 
-def fit_weights(runs: Runs, widths: Sequence[int], update: Update) -> dict[str, Weight]:
-    """Fit the powers of all parameters with a gradient."""
-    first, last = runs[0][0], runs[-1][0]
-    weights = {}
-    for name, layer in last.owners.items():
-        if not any("effect" in run.parameters.get(name, {}) for seed_runs in runs for run in seed_runs):
-            continue
-        kind, is_composed = _kind(name, first, last)
-
-        def size(quantity: str, name: str = name) -> Tensor:
-            return torch.tensor(
-                [[run.parameters[name].get(quantity, math.nan) for run in seed_runs] for seed_runs in runs]
-            )
-
-        # multipliers come in powers of 1/2: what is nearer to none is noise
-        multiplier = (float(abs(float(power(size("multiplier"), widths))) > STABLE), size("multiplier"))
-        entry = -float(kind in MATRICES), size("entry")
-        gain = product_power([(1.0, size("gain")), multiplier], widths)
-        error = (-1.0, size("output_gradient"))
-        response, gradient = (1.0, size("response")), (1.0, size("gradient"))
-        if update == "proportional":  # to the gradient, and to the error
-            rate = product_power([response, multiplier, multiplier, entry, entry], widths)
-            effect = product_power([response, gradient, multiplier, error], widths)
-            descent = product_power([response, gradient, gradient, (1.0, size("count")), error, error], widths)
-        else:
-            rate = product_power([response, multiplier, entry], widths)
-            effect = product_power([(1.0, size("effect")), multiplier], widths)
-            descent = product_power([(1.0, size("descent")), error], widths)
-        is_tied = name in last.tied
-        powers = WeightPowers(
-            name,
-            kind,
-            float(gain),
-            float(gain.stderr),
-            float(rate),
-            float(rate.stderr),
-            float(power(size("weight"), widths)),
-            is_tied,
+def judge_width(
+    uses: Mapping[str, UseScaling],
+    attention: Mapping[str, Mapping[str, Estimate]],
+    update: Update,
+    sizes: Sequence[int],
+    bounded: bool,
+    along: str,
+) -> Judgment:
+    """Compare powers of the width with those of the known parametrizations."""
+    powers = {name: weight_powers(use) for name, use in uses.items() if not math.isnan(float(use.exponents["rate"]))}
+    matrices = [entry for entry in powers.values() if entry.kind in MATRICES]
+    match = nearest(matrices, update)
+    if match.shift not in match.scheme.shifts and any(
+        not off(entry.rate, expected_rate(match.scheme, entry, 0.0), entry.rate_error) for entry in matrices
+    ):
+        match = replace(match, shift=0.0)  # some rates are right, so the others are off
+    is_known = 2 * match.deviating <= len(matrices)
+    name = match.scheme.name if is_known else "other"
+    expected = {
+        key: replace(
+            use,
+            expected={
+                "rate": expected_rate(match.scheme, entry, match.shift),
+                **({"gain": expected_gain(match.scheme, entry)} if entry.kind in MATRICES else {}),
+            },
         )
-        grows = _grows(first.layers[layer]["size"], last.layers[layer]["size"])
-        weights[name] = Weight(powers, layer, is_composed, grows, gain, rate, effect, descent)
-    return weights
-
-
-def _grows(first: float, last: float) -> bool:
-    return last > GROWS * first
-
-
-def _kind(name: str, first: WidthSizes, last: WidthSizes) -> tuple[str, bool]:
-    """Return the kind of a parameter, and whether its layer contains other layers."""
-    layer = last.owners[name]
-    growing = sum(_grows(a, b) for a, b in zip(first.shapes[name], last.shapes[name], strict=True))
-    matrix = len(last.shapes[name]) > 1
-    is_composed = layer != name.rpartition(".")[0] or any(
-        other != layer and (not layer or other.startswith(f"{layer}.")) for other in last.owners.values()
-    )
-    if not growing:
-        return "finite", is_composed
-    if is_composed:
-        return "hidden" if growing > 1 else "vector", is_composed
-    input_grows, output_grows = (
-        _grows(first.layers[layer][key], last.layers[layer][key]) for key in ("entry_size", "size")
-    )
-    if not matrix or (input_grows and output_grows and growing < 2):
-        return "vector", is_composed
-    return ("hidden" if output_grows else "output") if input_grows else "input", is_composed
-
-
-def fit_layers(
-    runs: Runs, widths: Sequence[int], weights: Mapping[str, Weight], match: Match
-) -> dict[str, LayerScaling]:
-    """Fit powers by layer: those of its largest weight, and rates of other parameters."""
-    last = runs[-1][0]
-    layers = {}
-    for layer in dict.fromkeys(last.owners.values()):
-        names = [name for name, owner in last.owners.items() if owner == layer]
-        main = max(names, key=lambda name: (len(last.shapes[name]) > 1, math.prod(last.shapes[name])))
-        sizes = {
-            key: torch.tensor([[run.layers[layer].get(key, math.nan) for run in seed_runs] for seed_runs in runs])
-            for key in ("activation", "change", "kernel_motion")
-        }
-        sizes |= {
-            key: torch.tensor([[run.parameters[main].get(key, math.nan) for run in seed_runs] for seed_runs in runs])
-            for key in ("weight", "update", "effect")
-        }
-        exponents = {key: power(values, widths) for key, values in sizes.items()}
-        weight = weights.get(main)
-        exponents["gain"] = UNKNOWN if weight is None else weight.gain
-        exponents["rate"] = UNKNOWN if weight is None else weight.rate
-        kind = _kind(main, runs[0][0], last)[0]
-        expected = {"rate": match.scheme.rates[kind] + match.shift}
-        if weight is not None and kind in MATRICES:
-            expected["gain"] = expected_gain(match.scheme, weight.powers)
-        others = {name: weights[name].rate for name in names if name != main and name in weights}
-        layers[layer] = LayerScaling(layer, kind, main, exponents, expected, sizes, others, main in last.tied)
-    return layers
-
-
-def fit_attention(runs: Runs, widths: Sequence[int]) -> dict[str, dict[str, Estimate]]:
-    """Fit powers of attention, by module."""
-    modules = [
-        module
-        for module in runs[-1][0].attention
-        if all(module in run.attention for seed_runs in runs for run in seed_runs)
-    ]
-    return {
-        module: {
-            key: power(
-                torch.tensor([[run.attention[module].get(key, math.nan) for run in seed_runs] for seed_runs in runs]),
-                widths,
-            )
-            for key in ("scale", "logits", "change", "head")
-        }
-        for module in modules
+        for key, use in uses.items()
+        for entry in [powers.get(key, weight_powers(use))]
     }
+    writer = ProblemWriter(update, along, sizes[0])
+    problems = _width_problems(expected, powers, match, attention, update, writer)
+    phase = infer_phase(expected, update, sizes, is_known, bounded)
+    return Judgment(name, WORDS[name], match.scheme.name, phase, tuple(problems), expected)
 
 
-def infer_phase(weights: Mapping[str, Weight], update: Update, is_known: bool) -> Phase:
+def weight_powers(use: UseScaling) -> WeightPowers:
+    """Return the powers that determine the scheme."""
+    gain, rate, lr = (use.exponents[key] for key in ("gain", "rate", "lr"))
+    return WeightPowers(
+        parameter=use.name,
+        kind=use.kind,
+        gain=float(gain),
+        gain_error=float(gain.stderr),
+        rate=float(rate),
+        rate_error=float(rate.stderr),
+        weight=float(use.exponents["weight"]),
+        tied=use.tied,
+        is_readout=use.is_readout,
+        constant_rate=None if use.update_rule in ("gradient", "signs") else float(rate) - float(lr),
+    )
+
+
+def infer_phase(
+    uses: Mapping[str, UseScaling], update: Update, sizes: Sequence[int], is_known: bool, bounded: bool
+) -> Phase | str:
     """Infer the phase from effects of updates on outputs and features (Yang & Hu 2021; Xu & Ziyin 2024, Sec. 4).
 
-    If the scheme is known, powers are multiples of 1/2 that follow from gains and rates; otherwise they are measured.
+    If the scheme is known, powers are multiples of 1/4 that follow from gains and rates; otherwise they are measured.
+    `bounded` losses, as cross-entropy, keep their gradients bounded where outputs grow (Haas et al. 2025).
     """
-    matrices = [weight for weight in weights.values() if weight.powers.kind in MATRICES]
-    readouts = [weight for weight in matrices if weight.powers.kind == "output"]
-    others = [weight for weight in matrices if weight.powers.kind != "output"]
+    matrices = [use for use in uses.values() if use.kind in MATRICES]
+    outputs = [use for use in matrices if use.kind == "output"]
+    readouts = [use for use in outputs if use.is_readout] or outputs
+    others = [use for use in matrices if use not in readouts]
     if is_known and readouts:
         # entries of the readout, at the start and after a step; gradients behind it are of that size
-        entries = [entry for w in readouts for entry in (_snap(w.powers.gain) - 0.5, _snap(w.powers.rate) - 1)]
-        readout_power = max(value for value in entries if not math.isnan(value))
-        effects = [
-            _snap(weight.powers.rate) + (readout_power if update == "proportional" else 0.0) for weight in others
-        ]
-        output_powers = [_snap(weight.powers.rate) for weight in readouts] + [
-            value + readout_power + 1 for value in effects
-        ]
+        entries = [v for w in readouts for v in (_snapped(w, "gain") - 0.5, _snapped(w, "rate") - 1)]
+        readout_power = max((value for value in entries if not math.isnan(value)), default=math.nan)
+        effects = [_snapped(use, "rate") + (readout_power if update == "proportional" else 0.0) for use in others]
+        output_powers = [_snapped(use, "rate") for use in readouts] + [value + readout_power + 1 for value in effects]
+        # preactivations that grow at the start have no limit either
+        stable, growing = STABLE, max((_snapped(use, "gain") for use in others), default=0.0) > STABLE
     else:
-        effects = [float(weight.effect) for weight in others]
-        output_powers = [float(weight.descent) for weight in matrices]
+        effects = [float(relative_effect(use, sizes, update)) for use in others]
+        output_powers = [float(relative_descent(use, sizes, update)) for use in matrices]
+        stable, growing = 2 * STABLE, False
     features = max((value for value in effects if not math.isnan(value)), default=-math.inf)
-    outputs = max((value for value in output_powers if not math.isnan(value)), default=-math.inf)
-    if max(outputs, features) > STABLE:
+    output = max((value for value in output_powers if not math.isnan(value)), default=-math.inf)
+    if features > stable or growing:
         return Phase.UNSTABLE
-    if outputs < -STABLE:
+    if output > stable:
+        return (CONTROLLED if features > -stable else Phase.KERNEL) if bounded else Phase.UNSTABLE
+    if output < -stable:
         return Phase.FROZEN
-    return Phase.LEARNING if features > -STABLE else Phase.KERNEL
+    return Phase.LEARNING if features > -stable else Phase.KERNEL
 
 
-def _snap(value: float) -> float:
-    """Round to the nearest multiple of 1/2, if it is close."""
-    rounded = round(2 * value) / 2 if math.isfinite(value) else value
+def _snapped(use: UseScaling, quantity: str) -> float:
+    """Round to the nearest multiple of 1/4, if it is close."""
+    value = float(use.exponents[quantity])
+    rounded = round(4 * value) / 4 if math.isfinite(value) else value
     return rounded if abs(rounded - value) < STABLE else value
 
 
-def find_problems(
-    weights: Mapping[str, Weight], match: Match, attention: Mapping[str, Mapping[str, Estimate]], update: Update
+def _width_problems(
+    uses: Mapping[str, UseScaling],
+    powers: Mapping[str, WeightPowers],
+    match: Match,
+    attention: Mapping[str, Mapping[str, Estimate]],
+    update: Update,
+    writer: "ProblemWriter",
 ) -> list[Problem]:
     """Return parameters that deviate from the scheme by more than the tolerance and three standard errors."""
     problems: list[Problem | None] = []
     if match.shift not in match.scheme.shifts:
-        remedy = f"multiply all learning rates by {_power_of_width(-match.shift)}"
-        problems.append(Problem("all", "all", "all learning rates", Estimate(match.shift, 0.0, 1), remedy))
-    for name, weight in weights.items():
-        if weight.powers.kind in MATRICES:
-            problems.append(_matrix_problem(name, weight, match, update))
-        else:
-            problems.append(_vector_problem(name, weight, match))
-    problems += [_attention_problem(module, powers, match) for module, powers in attention.items()]
+        problems.append(writer.all_rates(match.shift))
+    for name, entry in powers.items():
+        use = uses[name]
+        rate = off(entry.rate, use.expected["rate"], entry.rate_error)
+        if entry.kind in MATRICES:
+            problems.append(writer.deviation(use, off(entry.gain, use.expected["gain"], entry.gain_error), rate))
+        elif rate > VECTOR_TOLERANCE and not (
+            entry.kind == "finite" and match.scheme.name not in ("mean_field", "mup")
+        ):
+            problems.append(writer.deviation(use, 0.0, rate))  # slow ones do no harm
+    for module, entries in attention.items():
+        problems.append(writer.attention(module, entries, match.scheme.name))
     return [problem for problem in problems if problem is not None]
 
 
-def _matrix_problem(name: str, weight: Weight, match: Match, update: Update) -> Problem | None:
-    powers = weight.powers
-    gain = off(powers.gain, expected_gain(match.scheme, powers), powers.gain_error)
-    rate = off(powers.rate, match.scheme.rates[powers.kind] + match.shift, powers.rate_error)
-    gain_factor = 2 if update == "proportional" else 1
-    if not gain and not rate:
-        return None
-    power_of_width = _power_of_width(-gain)
-    initial = Estimate(gain, powers.gain_error, weight.gain.samples)
-    if gain and rate and abs(rate - gain_factor * gain) < 2 * TOLERANCE:
-        position = "behind the readout" if powers.tied or powers.kind == "output" else "on what it gives"
-        return Problem(name, weight.layer, "multiplier", initial, f"put a factor {power_of_width} {position}")
-    if gain and not (rate and abs(rate) > abs(gain)):
-        advice = f"multiply its standard deviation at the start by {power_of_width}"
-        return Problem(name, weight.layer, "initial scale", initial, advice)
-    more = f", and its standard deviation at the start by {power_of_width}" if gain else ""
-    return _rate_problem(name, weight, rate, more)
+class ProblemWriter:
+    """Describe deviations in words, with text to paste."""
 
+    def __init__(self, update: Update, along: str, base: int) -> None:
+        self._update, self._along, self._base = update, along, base
 
-def _rate_problem(name: str, weight: Weight, rate: float, more: str = "") -> Problem:
-    power = Estimate(rate, weight.powers.rate_error, weight.rate.samples)
-    advice = f"multiply its learning rate by {_power_of_width(-rate)}{more}"
-    return Problem(name, weight.layer, "learning rate", power, advice)
-
-
-def _vector_problem(name: str, weight: Weight, match: Match) -> Problem | None:
-    """Return a problem for biases and gains that are too fast; slow ones do no harm."""
-    powers, scheme = weight.powers, match.scheme
-    expected = scheme.rates[powers.kind] + match.shift
-    if weight.inside and not weight.outside_grows:  # seen at the output of the network
-        if scheme.name not in ("mean_field", "mup"):
+    def deviation(self, use: UseScaling, gain: float, rate: float) -> Problem | None:
+        """Return the problem of a weight whose gain and rate are off by these powers; None if neither is."""
+        gain_factor = 2 if self._update == "proportional" else 1
+        if not gain and not rate:
             return None
-        expected = 0.0
-    rate = off(powers.rate, expected, powers.rate_error)
-    if rate < VECTOR_TOLERANCE:
-        return None
-    return _rate_problem(name, weight, rate)
+        gain_power = Estimate(gain, use.exponents["gain"].stderr, use.exponents["gain"].samples)
+        ratio = self._ratio(-gain)
+        several = 'for name, {0} in model.named_{0}s() if fnmatch(name, "{1}")'
+        if "*" in use.name:
+            imports = "from fnmatch import fnmatch\n"
+            parameters = f"[parameter {several.format('parameter', use.parameter)}]"
+            scaled = f"{imports}[parameter.data.mul_({ratio}) {several.format('parameter', use.parameter)}]"
+            hook = f"{imports}[module.register_forward_hook(lambda m, inputs, output: output * {ratio}) "
+            hook += f"{several.format('module', use.layer)}]"
+        else:
+            imports = ""
+            parameters = f'[model.get_parameter("{use.parameter}")]'
+            scaled = f"{parameters[1:-1]}.data.mul_({ratio})"
+            hook = (
+                f'model.get_submodule("{use.layer}").register_forward_hook(lambda m, inputs, output: output * {ratio})'
+            )
+        if gain and rate and abs(rate - gain_factor * gain) < 2 * TOLERANCE:
+            position = "behind the readout" if use.tied or use.kind == "output" else "on what it gives"
+            advice = f"put a factor {self.power(-gain)} {position}"
+            return self._problem(use, "multiplier", gain_power, advice, hook if use.layer else "")
+        if gain and not (rate and abs(rate) > abs(gain)):
+            advice = f"multiply its standard deviation at the start by {self.power(-gain)}"
+            return self._problem(use, "initial scale", gain_power, advice, scaled)
+        rate_power = Estimate(rate, use.exponents["rate"].stderr, use.exponents["rate"].samples)
+        lr = float(use.exponents["lr"])
+        rule = {"gradient": "SGD", "signs": "Adam"}.get(use.update_rule, use.update_rule.partition(",")[0])
+        advice = (
+            f"multiply its learning rate by {self.power(-rate)}: under {rule} it should "
+            f"{self._course(lr - rate, 'stay constant', 'fall', 'grow')}; yours "
+            f"{self._course(lr, 'is constant', 'falls', 'grows')}"
+        )
+        patch = f'{imports}{{"params": {parameters}, "lr": lr * {self._ratio(-rate)}}}'
+        if gain:
+            advice += f"; and its standard deviation at the start by {self.power(-gain)}"
+            patch += f"\n{scaled}"
+        return self._problem(use, "learning rate", rate_power, advice, patch)
 
+    def all_rates(self, shift: float) -> Problem:
+        """Return the problem that all learning rates are off together."""
+        patch = f"for group in optimizer.param_groups: group['lr'] *= {self._ratio(-shift)}"
+        advice = f"multiply all learning rates by {self.power(-shift)}"
+        power = Estimate(shift, 0.0, 1)
+        return Problem("all", "all", "all learning rates", power, advice, patch, along=self._along)
 
-def _attention_problem(module: str, powers: Mapping[str, Estimate], match: Match) -> Problem | None:
-    """Check that attention scales as 1 / d for muP with growing heads, and otherwise as 1 / sqrt(d) or 1 / d."""
-    scale, head = powers["scale"], float(powers["head"])
-    accepted = [0.0] if head < 0.5 else [-head] if match.scheme.name == "mup" else [-head / 2, -head]
-    nearest = min(accepted, key=lambda power: abs(float(scale) - power))
-    deviation = off(float(scale), nearest, float(scale.stderr))
-    if not deviation:
-        return None
-    return Problem(
-        module,
-        module,
-        "attention scale",
-        Estimate(deviation, float(scale.stderr), scale.samples),
-        f"multiply the products of queries and keys by {_power_of_width(-deviation)}",
-    )
+    def attention(self, module: str, powers: Mapping[str, Estimate], scheme: str) -> Problem | None:
+        """Check that attention scales as 1 / d for muP with growing heads, and otherwise as 1 / sqrt(d) or 1 / d."""
+        scale, head = powers["scale"], float(powers["head"])
+        accepted = [0.0] if abs(head) < 0.3 else [-head] if scheme == "mup" else [-head / 2, -head]
+        closest = min(accepted, key=lambda power: abs(float(scale) - power))
+        deviation = off(float(scale), closest, float(scale.stderr))
+        if not deviation:
+            return None
+        power = Estimate(deviation, float(scale.stderr), scale.samples)
+        advice = f"multiply the products of queries and keys by {self.power(-deviation)}"
+        patch = "# in place of the scale of the attention: constant / head_size" if scheme == "mup" else ""
+        return Problem(module, module, "attention scale", power, advice, patch, along=self._along)
 
+    def _problem(self, use: UseScaling, quantity: str, power: Estimate, advice: str, patch: str) -> Problem:
+        return Problem(use.parameter, use.layer, quantity, power, advice, patch, along=self._along)
 
-def _power_of_width(value: float) -> str:
-    rounded = round(2 * value) / 2
-    return f"width^{rounded:g}" if rounded else f"width^{value:.2f}"
+    def power(self, value: float) -> str:
+        """Return a power of the size as text."""
+        rounded = round(2 * value) / 2
+        return f"{self._along}^{rounded:g}" if rounded else f"{self._along}^{value:.2f}"
+
+    def _ratio(self, value: float) -> str:
+        rounded = round(2 * value) / 2 or round(value, 2)
+        ratio = f"({self._along} / {self._base})" if rounded > 0 else f"({self._base} / {self._along})"
+        return ratio if abs(rounded) == 1 else f"{ratio} ** {abs(rounded):g}"
+
+    def _course(self, power: float, constant: str, falls: str, grows: str) -> str:
+        rounded = round(4 * power) / 4
+        if not rounded:
+            return constant
+        size = {0.5: f"sqrt({self._along})", 1.0: self._along}.get(abs(rounded), f"{self._along}^{abs(rounded):g}")
+        return f"{falls} as 1/{size}" if rounded < 0 else f"{grows} as {size}"

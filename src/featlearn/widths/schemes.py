@@ -46,16 +46,19 @@ def _scheme(name: str, gain: float, rates: Sequence[float], **more: Any) -> Scal
     return ScalingScheme(name, gain, dict(zip(kinds, rates, strict=True)), **more)
 
 
+STEPS = (0.0, -0.25, -0.5, -0.75, -1.0)
+"""Powers of a common learning rate of the standard parametrization: there is no single choice."""
+
 TABLES: dict[Update, tuple[ScalingScheme, ...]] = {
     # rates in the order input, hidden, output, vector, finite
     "proportional": (
-        _scheme("standard", 0.0, (0, 1, 1, 0, 0), shifts=(0.0, -1.0), readout_weight=0.0, hidden_weight=0.0),
+        _scheme("standard", 0.0, (0, 1, 1, 0, 0), shifts=STEPS, readout_weight=0.0, hidden_weight=0.0),
         _scheme("ntk", 0.0, (0, 0, 0, 0, 0), readout_weight=0.5, hidden_weight=0.5),
         _scheme("mean_field", -0.5, (1, 1, 0, 1, 0), readout_weight=0.5),
         _scheme("mup", -0.5, (1, 1, 0, 1, 0)),
     ),
     "normalized": (
-        _scheme("standard", 0.0, (0, 1, 1, 0, 0), shifts=(0.0, -0.5, -1.0), readout_weight=0.0, hidden_weight=0.0),
+        _scheme("standard", 0.0, (0, 1, 1, 0, 0), shifts=STEPS, readout_weight=0.0, hidden_weight=0.0),
         _scheme("ntk", 0.0, (0, 0.5, 0.5, 0, 0), shifts=(0.0, -0.5), readout_weight=0.5, hidden_weight=0.5),
         _scheme("mean_field", -0.5, (0, 0.5, 0, 0, 0), shifts=(0.0, -0.5), readout_weight=0.5, hidden_weight=0.5),
         _scheme("mup", -0.5, (0, 0, 0, 0, 0)),
@@ -74,7 +77,7 @@ WORDS = {
     "other": "none of the known parametrizations",
 }
 
-TOLERANCE = 0.25
+TOLERANCE = 0.2
 """Powers that differ by less are equal; schemes differ by 1/2."""
 
 
@@ -92,6 +95,9 @@ class WeightPowers:
     weight: float
     """power of the spectral norm of the stored weight"""
     tied: bool = False
+    is_readout: bool = True
+    constant_rate: float | None = None
+    """rate at a constant learning rate, for updates that follow neither the gradient nor its signs"""
 
 
 @dataclass(frozen=True)
@@ -118,14 +124,27 @@ def expected_gain(scheme: ScalingScheme, weight: WeightPowers) -> float:
     """Return the gain of a weight; nan for tied weights, which fit only one of their uses without a multiplier."""
     if weight.tied and scheme.name in ("standard", "ntk"):
         return math.nan
-    return scheme.readout_gain if weight.kind == "output" else 0.0
+    if weight.kind != "output":
+        return 0.0
+    if weight.is_readout or math.isnan(weight.gain):
+        return scheme.readout_gain
+    return min((0.0, scheme.readout_gain), key=lambda power: abs(weight.gain - power))  # routers, gates
+
+
+def expected_rate(scheme: ScalingScheme, weight: WeightPowers, shift: float) -> float:
+    """Return the rate of a weight. All but muP keep one learning rate, whatever the optimizer makes of it."""
+    if weight.constant_rate is not None and scheme.name != "mup":
+        return weight.constant_rate + shift
+    return scheme.rates[weight.kind] + shift
 
 
 def nearest(weights: Sequence[WeightPowers], update: Update) -> Match:
     """Return the scheme with the fewest deviations of matrices."""
     matrices = [match for match in weights if match.kind in MATRICES]
     options = [
-        _match(matrices, scheme, shift) for scheme in TABLES[update] for shift in (0.0, -0.5, -1.0, 0.5, 1.0, -1.5, 1.5)
+        _match(matrices, scheme, shift)
+        for scheme in TABLES[update]
+        for shift in sorted({0.0, -0.5, -1.0, 0.5, 1.0, -1.5, 1.5, *scheme.shifts}, key=abs)
     ]
     return min(options, key=lambda match: match.cost)
 
@@ -134,16 +153,17 @@ def _match(weights: Sequence[WeightPowers], scheme: ScalingScheme, shift: float)
     cost, deviating, total = 0.0, 0, 0.0
     for weight in weights:
         gain = off(weight.gain, expected_gain(scheme, weight), weight.gain_error)
-        rate = off(weight.rate, scheme.rates[weight.kind] + shift, weight.rate_error)
+        expected = expected_rate(scheme, weight, shift)
+        rate = off(weight.rate, expected, weight.rate_error)
         # a wrong multiplier changes both
         cost += 1.2 if gain and rate else 1.0 if gain else 0.9 if rate else 0.0
         deviating += bool(gain or rate)
-        total += abs(weight.rate - scheme.rates[weight.kind] - shift) if weight.rate == weight.rate else 0.0
+        total += abs(weight.rate - expected) if weight.rate == weight.rate else 0.0
     cost += 0.0 if shift in scheme.shifts else 1.5
     cost += 0.05 * scheme.shifts.index(shift) if shift in scheme.shifts else 0.0
     cost += 0.4 * _stored_otherwise(weights, scheme, "output", scheme.readout_weight)
     cost += 1.0 * _stored_otherwise(weights, scheme, "hidden", scheme.hidden_weight)
-    return Match(scheme, shift, cost + 0.01 * total / max(len(weights), 1), deviating)
+    return Match(scheme, shift, cost + 0.1 * total / max(len(weights), 1), deviating)
 
 
 def _stored_otherwise(

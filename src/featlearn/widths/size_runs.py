@@ -1,21 +1,30 @@
-"""Train a network for a few steps at a width, and measure sizes that scale with the width."""
+"""Train a network for a few steps at one size, and measure what scales with the size."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from featlearn.losses import LossFunction
 from featlearn.network.inputs import Inputs, batch_size, map_tensors
+from featlearn.torch_internals import without_fused_recurrent_layers
 from featlearn.widths.attention import MASKED, Logits, record_attention
-from featlearn.widths.observation import LayerCall, observe_calls, output_with, random_response, real_tensor
-from featlearn.widths.passes import call_model, evaluating
+from featlearn.widths.passes import call_model, call_traced, evaluating
+from featlearn.widths.uses import LOOKUPS, RecordedOps, Use, find_uses, module_entries
 
 KERNEL_SAMPLES = 6
+OBSERVED_STEPS = 3
+"""Steps observed for first updates; a zero readout delays gradients by a step, two zero layers by two."""
+SIGNS = 0.7
+"""Least cosine of an update and its gradient's signs for a sign update; 1 for Adam's first update."""
+ROUNDING = 1e-4
+"""Gradients of vectors that are this much smaller than those that reach them are rounding noise, as for key biases."""
 
 
 def rms(values: Tensor | None) -> float:
@@ -43,148 +52,125 @@ def _few(x: Inputs) -> Inputs:
     return map_tensors(x, lambda tensor: tensor[:KERNEL_SAMPLES] if tensor.dim() and len(tensor) == samples else tensor)
 
 
-def tangent_kernel(model: nn.Module, x: Inputs, rates: dict[str, float]) -> Tensor:
+def tangent_kernel(model: nn.Module, x: Inputs, rates: Mapping[str, float]) -> Tensor:
     """Compute the tangent kernel of a random output direction on a few samples, weighted by `rates`."""
-    unique = {id(p): (p, rates[name]) for name, p in model.named_parameters() if p.requires_grad}
-    parameters = [p for p, _ in unique.values()]
-    roots = [rate**0.5 for _, rate in unique.values()]
+    trainable = [(p, rates.get(name, 0.0)) for name, p in model.named_parameters() if p.requires_grad]
     with evaluating(model), torch.enable_grad():
         output = call_model(model, _few(x))
         direction = torch.randn(output.shape[1:], generator=torch.Generator().manual_seed(0)).to(output)
         rows = []
         for sample_output in output:
             gradients = torch.autograd.grad(
-                (sample_output * direction).sum(), parameters, retain_graph=True, allow_unused=True
+                (sample_output * direction).sum(), [p for p, _ in trainable], retain_graph=True, allow_unused=True
             )
-            rows.append(
-                torch.cat(
-                    [root * g.flatten().double() for root, g in zip(roots, gradients, strict=True) if g is not None]
-                )
-            )
+            pairs = zip(trainable, gradients, strict=True)
+            rows.append(torch.cat([rate**0.5 * g.flatten().double() for (_, rate), g in pairs if g is not None]))
     stacked = torch.stack(rows)
     return stacked @ stacked.T
 
 
-OBSERVED_STEPS = 3
-"""Steps observed for first updates; a zero readout delays gradients by a step, two zero layers by two."""
-SIGNS = 0.7
-"""Least cosine of an update and its gradient's signs for a sign update; 1 for Adam's first update."""
-ROUNDING = 1e-4
-"""Cosine of update and gradient below which the gradient is rounding noise, as for key biases."""
-
-
 @dataclass
-class WidthSizes:
-    """Sizes at a width and seed, by layer, by parameter, and of the network."""
+class SizeRun:
+    """Measurements at one size and seed, by use, by attention module, and of the network."""
 
-    layers: dict[str, dict[str, float]] = field(default_factory=dict)
-    parameters: dict[str, dict[str, float]] = field(default_factory=dict)
+    uses: dict[str, Use] = field(default_factory=dict)
+    sizes: dict[str, dict[str, float]] = field(default_factory=dict)
     attention: dict[str, dict[str, float]] = field(default_factory=dict)
     network: dict[str, float] = field(default_factory=dict)
-    owners: dict[str, str] = field(default_factory=dict)
-    """parameter -> layer whose output shows the effect of its update"""
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     tied: set[str] = field(default_factory=set)
-    """parameters with several names"""
+    """uses of parameters that have several names"""
+    unused: tuple[str, ...] = ()
+    """parameters without a use"""
+
+
+class _Names:
+    """Trainable parameters by their first names, with all names of each."""
+
+    def __init__(self, model: nn.Module) -> None:
+        first: dict[int, str] = {}
+        self.all: dict[str, list[str]] = {}
+        self.tensors: dict[str, nn.Parameter] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if parameter.requires_grad:
+                key = first.setdefault(id(parameter), name)
+                self.all.setdefault(key, []).append(name)
+                self.tensors[key] = parameter
+        self.first = {name: key for key, names in self.all.items() for name in names}
+
+
+def learning_rates(model: nn.Module, optimizer: Optimizer) -> dict[str, float]:
+    """Return the learning rate of every trainable parameter, by its first name."""
+    by_id = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
+    return {name: by_id.get(id(p), 0.0) for name, p in _Names(model).tensors.items()}
 
 
 def train_and_measure(
-    model: nn.Module,
-    optimizer: Optimizer,
-    x: Inputs,
-    y: Tensor,
-    loss: LossFunction,
-    steps: int,
-    *,
-    proportional: bool,
-) -> WidthSizes:
-    """Train a network for a few steps, and measure sizes. `proportional` updates scale with the gradient."""
-    sizes = WidthSizes()
-    parameters = _trainable(model)
-    start = {name: p.detach().clone() for name, p in parameters.items()}
-    rates = _rates(optimizer, parameters) if proportional else dict.fromkeys(parameters, 1.0)
-    first = _run_eval_pass(model, x)
-    sizes.shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-    sizes.owners = {name: _owner(name, first.called_modules) for name in parameters}
-    counts: dict[int, int] = {}
-    for p in parameters.values():
-        counts[id(p)] = counts.get(id(p), 0) + 1
-    sizes.tied = {name for name, p in parameters.items() if counts[id(p)] > 1}
-    kernel = tangent_kernel(model, x, rates)
+    model: nn.Module, optimizer: Optimizer, x: Inputs, y: Tensor, loss: LossFunction, steps: int, *, proportional: bool
+) -> SizeRun:
+    """Train a network for a few steps, and measure it. `proportional` updates scale with the gradient."""
+    names, run = _Names(model), SizeRun()
+    start = {name: p.detach().clone() for name, p in names.tensors.items()}
+    rates = learning_rates(model, optimizer)
+    weights = rates if proportional else dict.fromkeys(rates, 1.0)
+    first = _EvalPass(model, x, names)
+    run.uses = first.uses
+    used = {use.parameter for use in run.uses.values()}
+    run.unused = tuple(name for name, all_names in names.all.items() if not used & set(all_names))
+    run.tied = {key for key, use in run.uses.items() if len(names.all[names.first[use.parameter]]) > 1}
+    kernel = tangent_kernel(model, x, weights)
     for step in range(steps):
-        unobserved = [name for name in parameters if name not in sizes.parameters]
-        _step(model, optimizer, x, y, loss, sizes, unobserved if step < OBSERVED_STEPS else [], proportional)
-        if step == 0:
-            _add_gains(model, first, sizes, start)
-    last = _run_eval_pass(model, x)
-    for layer, before in first.outputs.items():
-        _add_changes(sizes, layer, before, last.outputs.get(layer))
-        entry = first.entries[layer]
-        sizes.layers[layer]["entry_size"] = 1 if entry is None else entry[0].numel()
-    for name, p in parameters.items():
-        measured = sizes.parameters.setdefault(name, {})
-        measured["weight"], measured["update"] = spectral_norm(start[name]), spectral_norm(p.detach() - start[name])
+        waiting = [key for key in run.uses if "effect" not in run.sizes.get(key, {})]
+        _step(model, optimizer, x, y, loss, run, names, waiting if step < OBSERVED_STEPS else [])
+    last = _EvalPass(model, x, names)
+    for key, use in run.uses.items():
+        name = names.first[use.parameter]
+        sizes = run.sizes.setdefault(key, {})
+        moved = names.tensors[name].detach() - start[name]
+        sizes |= {"weight": spectral_norm(start[name]), "update": spectral_norm(moved)}
+        sizes |= {"gain": use.factor * rms(start[name]) * use.fan_in**0.5, "factor": use.factor, "lr": rates[name]}
+        sizes |= _changes(use, first, last)
     for module, first_logits in first.logits.items():
-        sizes.attention[module] = _attention_sizes(first_logits, last.logits.get(module))
-    sizes.network |= {"output": rms(first.output), "output_change": rms(last.output - first.output)}
-    sizes.network["kernel_motion"] = gram_motion(kernel, tangent_kernel(model, x, rates))
-    return sizes
+        run.attention[module] = _attention_sizes(first_logits, last.logits.get(module))
+    run.network |= {"output": rms(first.output), "output_change": rms(last.output - first.output)}
+    run.network["kernel_motion"] = gram_motion(kernel, tangent_kernel(model, x, weights))
+    return run
 
 
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    named = model.named_parameters(remove_duplicate=False)
-    return {name: p for name, p in named if p.requires_grad}
-
-
-def _rates(optimizer: Optimizer, names: dict[str, nn.Parameter]) -> dict[str, float]:
-    by_id = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-    return {name: by_id.get(id(p), 0.0) for name, p in names.items()}
-
-
-@dataclass
 class _EvalPass:
-    """A pass in eval mode."""
+    """A pass in eval mode: its output, uses, attention logits, and recorded ops."""
 
-    output: Tensor
-    outputs: dict[str, Tensor]
-    entries: dict[str, Tensor | None]
-    logits: dict[str, Logits]
-    called_modules: set[str]
-
-
-def _run_eval_pass(model: nn.Module, x: Inputs) -> _EvalPass:
-    outputs: dict[str, Tensor] = {}
-    entries: dict[str, Tensor | None] = {}
-    handles = []
-
-    def noting(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            produced, entry = real_tensor(output), real_tensor((args, kwargs))
-            if produced is not None and produced.requires_grad:
-                outputs[name] = produced.detach().clone()
-                entries[name] = None if entry is None else entry.detach().clone()
-
-        return note
-
-    for name, module in model.named_modules():
-        if any(p.requires_grad for p in module.parameters()):
-            handles.append(module.register_forward_hook(noting(name), with_kwargs=True))
-    try:
-        # with gradients, for torch to take the same path as in training
-        with evaluating(model), torch.enable_grad(), record_attention(model) as logits:
-            output = call_model(model, x).detach()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return _EvalPass(output, outputs, entries, logits, set(outputs))
+    def __init__(self, model: nn.Module, x: Inputs, names: _Names) -> None:
+        with ExitStack() as stack:
+            # with gradients, for torch to take the same path as in training
+            for context in (evaluating(model), torch.enable_grad(), without_fused_recurrent_layers()):
+                stack.enter_context(context)
+            entries = stack.enter_context(module_entries(model))
+            self.logits = stack.enter_context(record_attention(model))
+            with RecordedOps() as ops:
+                output, inputs = call_traced(model, x)
+            self.uses = find_uses(output, names.all, names.tensors, inputs, entries)
+            self.output = output.detach()
+            self.ops = {key: ops.of(use.calls[0][1]) for key, use in self.uses.items()}
 
 
-def _owner(parameter: str, called_modules: set[str]) -> str:
-    """Return the innermost called module around a parameter."""
-    name = parameter.rpartition(".")[0]
-    while name and name not in called_modules:
-        name = name.rpartition(".")[0]
-    return name
+def _changes(use: Use, first: _EvalPass, last: _EvalPass) -> dict[str, float]:
+    """Return the size of a use's output, and its change by its own update and by those of earlier layers."""
+    before, after = first.ops.get(use.name), last.ops.get(use.name)
+    if before is None:
+        return {}
+    sizes = {"activation": rms(before.output) * use.after}
+    if after is None or after.output.shape != before.output.shape:
+        return sizes
+    sizes["change"] = rms(after.output - before.output) * use.after
+    rows = [values.reshape(len(values), -1).double() for values in (before.output, after.output)]
+    grams = [values @ values.T for values in rows]
+    sizes["kernel_motion"] = gram_motion(*grams)
+    old = before.operand(use.operand)
+    replayed = None if old is None else after.with_operand(use.operand, old)
+    if replayed is not None:
+        sizes["own_change"] = rms(after.output - replayed) * use.after
+        sizes["inherited_change"] = rms(replayed - before.output) * use.after
+    return sizes
 
 
 def _step(
@@ -193,112 +179,67 @@ def _step(
     x: Inputs,
     y: Tensor,
     loss: LossFunction,
-    sizes: WidthSizes,
-    unobserved: list[str],
-    proportional: bool,
+    run: SizeRun,
+    names: _Names,
+    waiting: list[str],
 ) -> None:
-    """Take a step, and record the effect of the first update of each unobserved parameter on its layer."""
-    names = _trainable(model)
-    before = {name: names[name].detach().clone() for name in unobserved}
+    """Take a step, and record the first update of each waiting use."""
     optimizer.zero_grad()
-    layers = list(dict.fromkeys(sizes.owners[name] for name in unobserved))
-    with observe_calls(model, layers) as recorded:
-        output = call_model(model, x)
-    finish = recorded.link(output)
-    value = loss(output, y)
-    value.backward()
-    finish()
-    gradients = {name: _dense(grad) for name in unobserved if (grad := names[name].grad) is not None}
-    gradients = {name: gradient for name, gradient in gradients.items() if float(gradient.norm()) > 0}
+    if not waiting:
+        loss(call_model(model, x), y).backward()
+        optimizer.step()
+        return
+    before = {name: p.detach().clone() for name, p in names.tensors.items()}
+    with without_fused_recurrent_layers():
+        output, inputs = call_traced(model, x)
+        uses = find_uses(output, names.all, names.tensors, inputs, set())
+        value = loss(output, y)
+        uses = {key: uses[key] for key in waiting if key in uses}
+        nodes = list({node: None for use in uses.values() for _, node in use.calls})
+        edges: list[Any] = [GradientEdge(node, 0) for node in nodes]
+        at_output, *gradients = torch.autograd.grad(value, [output, *edges], retain_graph=True, allow_unused=True)
+        arriving: dict[Any, Tensor | None] = dict(zip(nodes, gradients, strict=True))
+        by_use = {key: use.gradient(names.tensors[names.first[use.parameter]], arriving) for key, use in uses.items()}
+        value.backward()
+    whole = {name: p.grad.detach().to_dense().clone() for name, p in names.tensors.items() if p.grad is not None}
     optimizer.step()
-    for name in gradients:
-        owner = sizes.owners[name]
-        module, calls = model.get_submodule(owner), recorded.of(owner)
-        local = name[len(owner) + 1 :] if owner else name
-        effects = _update_sizes(module, calls, {local: before[name]})
-        if effects:
-            moves, gradient = (names[name].detach() - before[name]).double(), gradients[name].double()
-            speed = _speed(moves, gradient, proportional)
-            effects["regular"] = float(speed is not None)
-            if speed is None:
-                effects["response"] = effects["effect"]
-            else:
-                effects["response"] = speed * random_response(module, calls, local, proportional=proportional)
-            sizes.parameters[name] = {**effects, "output_gradient": rms(recorded.output_gradient)}
+    for key, gradient in by_use.items():
+        name = names.first[uses[key].parameter]
+        if name in whole and float(whole[name].norm()) > 0:
+            moves = (names.tensors[name].detach() - before[name]).double()
+            present = [g for _, node in uses[key].calls if (g := arriving[node]) is not None]
+            sizes = _update_sizes(run.uses[key], moves, gradient.double(), whole[name], present)
+            if sizes:
+                run.sizes[key] = {**sizes, "output_gradient": rms(at_output)}
 
 
-def _speed(moves: Tensor, gradient: Tensor, proportional: bool) -> float | None:
-    """Return the rate of an update along the gradient, or along its signs; None for other normalized updates."""
-    if proportional:
-        return abs(float((moves * gradient).sum())) / float(gradient.square().sum())
-    along, count = abs(float((moves * gradient.sign()).sum())), int((gradient != 0).sum())
-    return along / count if along > SIGNS * float(moves.norm()) * count**0.5 else None
+def _update_sizes(use: Use, moves: Tensor, gradient: Tensor, whole: Tensor, arriving: list[Tensor]) -> dict[str, float]:
+    """Return the sizes of an update: its effect along the gradient, and its rate, by any kind of update.
 
-
-def _dense(gradient: Tensor) -> Tensor:
-    return gradient.detach().to_dense() if gradient.is_sparse else gradient.detach().clone()
-
-
-def _update_sizes(module: nn.Module, calls: list[LayerCall], before: dict[str, Tensor]) -> dict[str, float]:
-    """Return effects of an update on the output of its layer, along the gradient, where they do not average out."""
-    product = change = gradients = 0.0
-    count, entry = 0, []
-    ratios = []
-    for call in calls:
-        if call.gradient is None:
-            continue
-        moved = (output_with(module, call, {}) - output_with(module, call, before)).double()
-        gradient = call.gradient.double()
-        product += float((moved * gradient).sum())
-        change += float(moved.square().sum())
-        gradients += float(gradient.square().sum())
-        count += gradient.numel()
-        if call.entry is not None:
-            entry.append(rms(real_tensor((call.args, call.kwargs))))
-        if call.next_gradient is not None and rms(call.next_gradient) > 0:
-            ratios.append(rms(gradient) / rms(call.next_gradient))
-    if not change or not gradients or abs(product) < ROUNDING * (change * gradients) ** 0.5:
+    The rate is how far the update moves the use's output, for inputs and (if updates are proportional to gradients)
+    arriving gradients of size one. `along_signs` is the cosine of the update and the gradient's signs.
+    """
+    squares = sum(float(g.double().square().sum()) for g in arriving)
+    count = sum(g.numel() for g in arriving)
+    product = abs(float((moves * gradient).sum()))
+    if not product or not squares or (use.is_vector and float(gradient.norm()) < ROUNDING * squares**0.5):
         return {}
+    whole = whole.double()
+    signs = int((whole != 0).sum())
+    along = abs(float((moves * whole.sign()).sum()))
+    is_matrix = moves.dim() > 1 and not use.is_vector and use.op not in LOOKUPS
+    largest = spectral_norm(moves) if is_matrix else rms(moves)
+    aligned = (use.fan_in / use.fan_out) ** 0.5 if is_matrix else 1.0
     return {
-        "effect": abs(product) / (gradients * count) ** 0.5,
-        "gradient": (gradients / count) ** 0.5,
-        "count": count,
-        "descent": abs(product),
-        "entry": sum(entry) / len(entry) if entry else 1.0,
-        "multiplier": sum(ratios) / len(ratios) if ratios else 1.0,
+        "effect": product / (squares * count) ** 0.5 * use.after,
+        "descent": product,
+        "rate_gradient": abs(float((moves * whole).sum())) / float(whole.square().sum()) * use.factor**2 * use.fan_in,
+        "rate_signs": along / signs * use.factor * use.fan_in,
+        "rate_spectral": largest * aligned * use.factor,
+        "along_signs": along / (float(moves.norm()) * signs**0.5),
+        "update_rms": rms(moves),
+        "update_spectral": largest,
     }
-
-
-def _add_gains(model: nn.Module, first: _EvalPass, sizes: WidthSizes, start: dict[str, Tensor]) -> None:
-    """Measure the size of a layer's output for random inputs of size one, with initial weights."""
-    generator = torch.Generator().manual_seed(0)
-    for name, shape in sizes.shapes.items():
-        owner = sizes.owners[name]
-        module = model.get_submodule(owner)
-        if len(shape) < 2 or name not in sizes.parameters or owner != name.rpartition(".")[0]:
-            continue
-        entry, output = first.entries.get(owner), first.outputs[owner]
-        if entry is None:
-            sizes.parameters[name]["gain"] = rms(output)
-            continue
-        if any(True for _ in module.children()):
-            continue
-        parameters = {local: start[f"{owner}.{local}" if owner else local] for local, _ in _trainable(module).items()}
-        noise = torch.randn(entry.shape, generator=generator).to(entry)
-        call = LayerCall(owner, (noise,), {}, None, None, output)
-        zero = output_with(module, call, parameters, ((torch.zeros_like(noise),), {}))
-        sizes.parameters[name]["gain"] = rms(output_with(module, call, parameters) - zero)
-
-
-def _add_changes(sizes: WidthSizes, layer: str, before: Tensor, after: Tensor | None) -> None:
-    layer_sizes = sizes.layers.setdefault(layer, {})
-    layer_sizes["activation"] = rms(before)
-    layer_sizes["size"] = before[0].numel()
-    if after is not None and after.shape == before.shape:
-        layer_sizes["change"] = rms(after - before)
-        rows = [values.reshape(len(values), -1).double() for values in (before, after)]
-        grams = [values @ values.T for values in rows]
-        layer_sizes["kernel_motion"] = gram_motion(*grams)
 
 
 def _attention_sizes(first: Logits, last: Logits | None) -> dict[str, float]:
