@@ -113,7 +113,6 @@ def add(
     def make(n: int) -> tuple[nn.Module, torch.optim.Optimizer]:
         model, ratio, groups = network(n), n / sizes[0], []
         rate = lr if lr is not None else 0.05 if kind == "sgd" else 0.002
-        tied = {id(p) for p in model.parameters()}
         for key, p in model.named_parameters():
             deviation, speed = table.get("vector" if bare else kind_of(key, p), (0.0, 0.0))
             p.data.mul_(ratio ** (deviation + (std or {}).get(key, 0.0)))
@@ -121,7 +120,6 @@ def add(
             if kind == "muon" and kind_of(key, p) == "hidden" and p.dim() == 2:
                 group |= {"scale": scale, "lr": 5 * group["lr"]}
             groups.append(group)
-        del tied
         classes = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "muon": networks.Muon}
         return model, classes[optimizer](groups)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import featlearn as fl
+from benchmarks.widths.held_out import CASES, Case, checked, located
 from featlearn import widths
 from featlearn.theory.phases import Phase
 from featlearn.widths.networks import apply_patch
@@ -369,3 +370,35 @@ def test_width_check_is_the_case_of_the_width():
     assert by_width.to_json() == fl.scale_check(mlp, (X, Y), sizes=(8, 16), **options).to_json()
     assert isinstance(by_width, widths.WidthCheck)
     assert math.isfinite(float(by_width.layers["2"].exponents["rate"]))
+
+
+BY_NAME = {case.name: case for case in CASES}
+SMOKE = (
+    "committee, mean",
+    "perceptron n^-1/2, classes",
+    "gpt gated, qk-norm",
+    "gpt muon",
+    "resnet",
+    "lstm",
+    "mixture",
+    "bare mean field, rate of B",
+    "gpt mup, places",
+    "vit, second linear",
+)
+
+
+def assert_right(case: Case, seeds: int) -> None:
+    check = checked(case, seeds)
+    assert (check.scheme, str(check.phase)) == (case.scheme, case.phase), f"{check}"
+    assert located(case, check), f"{check}"
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_networks_written_by_hand(name: str):
+    assert_right(BY_NAME[name], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_network_written_by_hand(case: Case):
+    assert_right(case, 3)

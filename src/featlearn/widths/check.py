@@ -62,7 +62,9 @@ def width_check(
         loss: Training loss.
         progress: Function called with the number of finished networks and the total.
     """
-    return _check(make_model, data, widths, "width", optimizer, steps, seeds, loss, False, TRANSFER_STEPS, progress)
+    return scale_check(
+        make_model, data, sizes=widths, optimizer=optimizer, steps=steps, seeds=seeds, loss=loss, progress=progress
+    )
 
 
 @name_keywords()
@@ -125,22 +127,6 @@ def scale_check(
         raise InputValueError(
             f"along={along!r}, expected {', '.join(get_args(Along))}{did_you_mean(along, get_args(Along))}"
         )
-    return _check(make, data, sizes, along, optimizer, steps, seeds, loss, transfer, transfer_steps, progress)
-
-
-def _check(
-    make: MakeModel,
-    data: Any,
-    sizes: Sequence[int],
-    along: Along,
-    optimizer: MakeOptimizer | None,
-    steps: int,
-    seeds: int,
-    loss: losses.Loss | None,
-    transfer: bool,
-    transfer_steps: int,
-    progress: Callable[[int, int], None] | None,
-) -> WidthCheck:
     x, y, loss = _checked_arguments(make, data, sizes, along, steps, seeds, loss)
     function = losses.function(loss)
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
@@ -301,8 +287,7 @@ def _checked_arguments(
         raise InputValueError(f"data has {samples} inputs and targets of shape {tuple(y.shape)}")
     valid = [isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes]
     if len(valid) < 2 or not all(valid) or sorted(set(sizes)) != list(sizes):
-        name = "widths" if along == "width" else "sizes"
-        raise InputValueError(f"{name}={sizes!r}, expected at least two whole numbers that increase, (64, 128, 256)")
+        raise InputValueError(f"sizes={sizes!r}, expected at least two whole numbers that increase, (64, 128, 256)")
     for name, value in (("steps", steps), ("seeds", seeds)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputValueError(f"{name}={value!r}, expected a whole number >= 1")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featlearn.linalg.estimate import Estimate
-from featlearn.widths.fits import UNKNOWN, power, product_power
+from featlearn.widths.fits import power, product_power
 from featlearn.widths.scaling import UseScaling
 from featlearn.widths.schemes import Update
 from featlearn.widths.size_runs import SIGNS, SizeRun
@@ -20,7 +20,7 @@ GROWS = 1.5
 """Ratio of two sizes, at the largest and smallest size, above which a size grows."""
 Runs = Sequence[Sequence[SizeRun]]
 """by size, by seed"""
-FITTED = (
+FITTED: tuple[str, ...] = (
     "activation",
     "change",
     "own_change",
@@ -29,10 +29,8 @@ FITTED = (
     "weight",
     "update",
     "kernel_motion",
-    "gain",
-    "factor",
-    "lr",
 )
+FITTED += ("gain", "factor", "lr")
 
 
 def merge_repeated(runs: Runs) -> list[list[SizeRun]]:
@@ -188,6 +186,3 @@ def fit_attention(runs: Runs, sizes: Sequence[int]) -> dict[str, dict[str, Estim
 
     keys = ("scale", "logits", "change", "head")
     return {module: {key: power(values(module, key), sizes) for key in keys} for module in modules}
-
-
-__all__ = ["UNKNOWN", "Runs", "fit_attention", "fit_uses", "merge_repeated", "relative_descent", "relative_effect"]

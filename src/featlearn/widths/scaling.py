@@ -185,48 +185,31 @@ class WidthCheck:
     @property
     def entries(self) -> dict[str, Any]:
         """Content of `to_json`."""
-        uses = {
-            name: {
-                "parameter": use.parameter,
-                "layer": use.layer,
-                "op": use.op,
-                "kind": use.kind,
-                "fan_in": list(use.fan_in),
-                "fan_out": list(use.fan_out),
-                "exponents": _plain(use.exponents),
-                "expected": {key: _number(value) for key, value in use.expected.items()},
-                "update_rule": use.update_rule,
-                "tied": use.tied,
-            }
-            for name, use in self.uses.items()
-        }
+        shown = (
+            "parameter",
+            "layer",
+            "op",
+            "kind",
+            "fan_in",
+            "fan_out",
+            "exponents",
+            "expected",
+            "update_rule",
+            "tied",
+        )
+        uses = {name: {key: _plain(getattr(use, key)) for key in shown} for name, use in self.uses.items()}
+        named = ("parameter", "layer", "quantity", "advice", "patch", "tried")
         problems = [
-            {
-                "parameter": item.parameter,
-                "layer": item.layer,
-                "quantity": item.quantity,
-                "power": float(item.power),
-                "stderr": _number(float(item.power.stderr)),
-                "advice": item.advice,
-                "patch": item.patch,
-                "tried": item.tried,
-            }
-            for item in self.problems
+            {key: getattr(problem, key) for key in named}
+            | {"power": float(problem.power), "stderr": _plain(float(problem.power.stderr))}
+            for problem in self.problems
         ]
+        whole = ("scheme", "nearest", "notes", "network", "attention", "along", "sizes", "seeds", "steps", "update")
         return {
-            "scheme": self.scheme,
-            "nearest": self.nearest,
+            **{key: _plain(getattr(self, key)) for key in whole},
             "phase": str(self.phase),
             "problems": problems,
-            "notes": list(self.notes),
-            "network": _plain(self.network),
             "uses": uses,
-            "attention": {name: _plain(item) for name, item in self.attention.items()},
-            "along": self.along,
-            "sizes": list(self.sizes),
-            "seeds": self.seeds,
-            "steps": self.steps,
-            "update": self.update,
             "transfer": None if self.transfer is None else self.transfer.entries,
         }
 
@@ -281,9 +264,12 @@ def _wrap(line: str) -> str:
     return textwrap.fill(line, 100, subsequent_indent=indent, drop_whitespace=True, replace_whitespace=False)
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _plain(powers: Mapping[str, Estimate]) -> dict[str, Any]:
-    return {name: {"value": _number(float(p)), "stderr": _number(float(p.stderr))} for name, p in powers.items()}
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: estimates as mappings, nan and infinity as None."""
+    if isinstance(value, Estimate):
+        return {"value": _plain(float(value)), "stderr": _plain(float(value.stderr))}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

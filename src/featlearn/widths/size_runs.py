@@ -16,7 +16,7 @@ from featlearn.network.inputs import Inputs, batch_size, map_tensors
 from featlearn.torch_internals import without_fused_recurrent_layers
 from featlearn.widths.attention import MASKED, Logits, record_attention
 from featlearn.widths.passes import call_model, call_traced, evaluating
-from featlearn.widths.uses import LOOKUPS, RecordedOps, Use, find_uses, module_entries
+from featlearn.widths.uses import LOOKUPS, ParameterUse, RecordedOps, find_uses, module_entries
 
 KERNEL_SAMPLES = 6
 OBSERVED_STEPS = 3
@@ -73,7 +73,7 @@ def tangent_kernel(model: nn.Module, x: Inputs, rates: Mapping[str, float]) -> T
 class SizeRun:
     """Measurements at one size and seed, by use, by attention module, and of the network."""
 
-    uses: dict[str, Use] = field(default_factory=dict)
+    uses: dict[str, ParameterUse] = field(default_factory=dict)
     sizes: dict[str, dict[str, float]] = field(default_factory=dict)
     attention: dict[str, dict[str, float]] = field(default_factory=dict)
     network: dict[str, float] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class _EvalPass:
             self.ops = {key: ops.of(use.calls[0][1]) for key, use in self.uses.items()}
 
 
-def _changes(use: Use, first: _EvalPass, last: _EvalPass) -> dict[str, float]:
+def _changes(use: ParameterUse, first: _EvalPass, last: _EvalPass) -> dict[str, float]:
     """Return the size of a use's output, and its change by its own update and by those of earlier layers."""
     before, after = first.ops.get(use.name), last.ops.get(use.name)
     if before is None:
@@ -213,7 +213,9 @@ def _step(
                 run.sizes[key] = {**sizes, "output_gradient": rms(at_output)}
 
 
-def _update_sizes(use: Use, moves: Tensor, gradient: Tensor, whole: Tensor, arriving: list[Tensor]) -> dict[str, float]:
+def _update_sizes(
+    use: ParameterUse, moves: Tensor, gradient: Tensor, whole: Tensor, arriving: list[Tensor]
+) -> dict[str, float]:
     """Return the sizes of an update: its effect along the gradient, and its rate, by any kind of update.
 
     The rate is how far the update moves the use's output, for inputs and (if updates are proportional to gradients)

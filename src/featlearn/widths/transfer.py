@@ -55,11 +55,9 @@ class RateTransfer:
     @property
     def entries(self) -> dict[str, Any]:
         """Content of `WidthCheck.to_json`."""
-        return {
-            "factors": list(self.factors),
-            "losses": [[[_plain(v) for v in seed] for seed in size] for size in self.losses.tolist()],
-            "best": self.best.tolist(),
-            "drift": {"value": _plain(float(self.drift)), "stderr": _plain(float(self.drift.stderr))},
+        drift = {"value": float(self.drift), "stderr": _finite(float(self.drift.stderr))}
+        losses = [[[_finite(value) for value in seed] for seed in size] for size in self.losses.tolist()]
+        return {"factors": list(self.factors), "losses": losses, "best": self.best.tolist(), "drift": drift} | {
             "transfers": self.transfers,
             "cost": self.cost,
         }
@@ -162,5 +160,5 @@ def _mean(values: Any) -> float:
     return sum(numbers) / len(numbers)
 
 
-def _plain(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None

@@ -45,7 +45,7 @@ ACTIVATIONS = frozenset(_UNARY.split())
 
 
 @dataclass(eq=False)
-class Use:
+class ParameterUse:
     """A use of a parameter, at all calls of the same kind."""
 
     name: str
@@ -104,7 +104,7 @@ def base_name(node: Any) -> str:
 
 def find_uses(
     output: Tensor, parameters: Mapping[str, list[str]], tensors: Mapping[str, Tensor], inputs: Any, entries: set[Value]
-) -> dict[str, Use]:
+) -> dict[str, ParameterUse]:
     """Return the uses of parameters in a forward pass, by name.
 
     Args:
@@ -248,7 +248,7 @@ class _Finder:
         edge: Edge,
         chains: Mapping[Any, _Chain],
         claimed: Collection[Any],
-    ) -> Use:
+    ) -> ParameterUse:
         """Describe the use at an edge."""
         node, op, chain = edge.consumer, base_name(edge.consumer), chains[edge.consumer]
         shape = self.graph.output_shape(edge.value)
@@ -258,7 +258,7 @@ class _Finder:
         for k, (child, _) in enumerate(self.graph.inputs[node]):
             if (contracts or op == "Mul") and k != edge.operand and child in self._mixed:
                 factor *= self._factor_before(child, claimed)
-        return Use(
+        return ParameterUse(
             name=key,
             parameter=name,
             op=op,
