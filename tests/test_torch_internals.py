@@ -92,7 +92,7 @@ def test_a_private_name_is_caught(source: str):
     [
         "import torch\ntorch.nn.functional.relu",
         "class A:\n    def __init__(self):\n        self._parameters = {}",
-        "from featlearn.graph.graph import _strided",
+        "from featlearn.graph.graph import _VIEWS",
         "def f(a):\n    return a.__dict__",
     ],
 )

@@ -346,17 +346,14 @@ def _follow(op: _Op, layouts: dict[int, Layout]) -> bool:
     for k, operand in enumerate(op.operands):
         layout = operand_layout(op.flow, argument, placed, k, operand.shape)
         if operand.number == UNTOUCHED:
-            if not (op.flow.shares_operands if layout is None else _is_uniform(operand, layout)):
+            place = None if layout is None else sample_axis(operand.shape, layout)
+            # One entry for all samples, expanded.
+            is_uniform = place is not None and operand.stride[place.axis] == 0
+            if not (op.flow.shares_operands if layout is None else is_uniform):
                 return False
         elif layout is None or layouts.setdefault(operand.number, layout) != layout:
             return False
     return True
-
-
-def _is_uniform(operand: _Operand, layout: Layout) -> bool:
-    """Return whether a value is one entry for all samples, expanded."""
-    place = sample_axis(operand.shape, layout)
-    return place is not None and operand.stride[place.axis] == 0
 
 
 def _without_tensors(argument: Any, tensors: list[Tensor]) -> Any:

@@ -28,7 +28,11 @@ SMALL_CHANGE = 1e-2
 def refusal(chunk: Chunk, places: Tensor, difference: str, change: float = 1.0) -> CoupledSamplesError:
     """Return the error for outputs that differ in a batch of the samples at `places`; `change`: by how much."""
     batch, indices = chunk.batch, chunk.indices[: chunk.count]
-    if _draws_random_numbers(batch, indices):
+    batch.rewind()
+    with random_state_kept() as state:
+        batch.outputs(indices)
+        draws = state.has_drawn()
+    if draws:
         return CoupledSamplesError(
             "the model draws random numbers in eval mode, so that the outputs of a sample change with its batch "
             f"({difference}); expected outputs that x and the weights determine. {random_advice(batch, indices)}"
@@ -39,13 +43,6 @@ def refusal(chunk: Chunk, places: Tensor, difference: str, change: float = 1.0) 
         f"the outputs of a sample depend on the other samples of its batch ({difference})"
         f"{_first_difference(whole, part, len(indices), places.cpu())}{cause}; expected f(x)[i] = f(x[i]). {remedy}"
     )
-
-
-def _draws_random_numbers(batch: ModelWithInputs, indices: Tensor) -> bool:
-    batch.rewind()
-    with random_state_kept() as state:
-        batch.outputs(indices)
-        return state.has_drawn()
 
 
 def random_advice(batch: ModelWithInputs, indices: Tensor | slice) -> str:

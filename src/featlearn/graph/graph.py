@@ -259,17 +259,13 @@ def backward(
     try:
         differentiate = batched_gradients if batched else engine_gradients
         found = differentiate(outputs, inputs, cotangents, retain_graph=not last)
-        return tuple([g if g is None or g.layout is torch.strided else _strided(g) for g in found])
+        return tuple([g if g is None or g.layout is torch.strided or g.is_nested else g.to_dense() for g in found])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
         raise UnsupportedModelError(
             f"a backward pass through the model failed: {type(error).__name__}: {error}"
         ) from error
-
-
-def _strided(gradient: Tensor) -> Tensor:
-    return gradient if gradient.is_nested else gradient.to_dense()
 
 
 def backward_to(

@@ -49,15 +49,12 @@ def _mapping_like(mapping: Mapping[Any, Any], entries: dict[Any, Any]) -> Mappin
         for key, value in entries.items():
             twin[key] = value
         if hasattr(twin, "batch_size"):
-            twin.batch_size = _common_axes(tensors_in(entries), len(mapping.batch_size))  # type: ignore[attr-defined]
+            axes, tensors = len(mapping.batch_size), tensors_in(entries)  # type: ignore[attr-defined]
+            twin.batch_size = tuple(tensors[0].shape[:axes]) if tensors else ()
     except Exception:  # from a class of the user
         return entries
     assert isinstance(twin, Mapping)
     return twin
-
-
-def _common_axes(tensors: Sequence[Tensor], count: int) -> tuple[int, ...]:
-    return tuple(tensors[0].shape[:count]) if tensors else ()
 
 
 def tensors_in(thing: Any) -> list[Tensor]:

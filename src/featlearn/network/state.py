@@ -59,7 +59,8 @@ class Inventory:
         self.parameters = [parameter for _, parameter in self._named]
         tables = [table for part in self.modules if (table := buffer_table(part))]
         buffers = [buffer for table in tables for buffer in table.values() if buffer is not None]
-        self.tensors = _distinct([*self.parameters, *buffers]) if buffers else self.parameters
+        distinct = {id(tensor): tensor for tensor in (*self.parameters, *buffers)}
+        self.tensors = list(distinct.values())
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
         """What `model.named_parameters()` gives, unless the model has one of its own."""
@@ -76,10 +77,6 @@ class Inventory:
         """Return whether the model must be copied: another dtype is asked for, or it holds inference tensors."""
         kinds = {kind.to_real() for _, kind, _ in self.kind if kind.is_floating_point or kind.is_complex}
         return (dtype is not None and bool(kinds - {dtype})) or any(tensor.is_inference() for tensor in self.tensors)
-
-
-def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 LARGE, LARGE_TOGETHER = 2**24, 2**28
