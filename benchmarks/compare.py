@@ -3,11 +3,13 @@
     python benchmarks/compare.py                            every network
     python benchmarks/compare.py --networks W4 "tiny MLP"   some of them
     python benchmarks/compare.py --repeats 1                faster, and less certain
+    python benchmarks/compare.py --limit 1000               wait for slow peers
 
 All methods run in one process on one thread, in turns, and the least CPU time of each counts. *Session* repeats a
 measurement with `fl.Session`, *once* is a call of `fl.ntk`, which also audits the model. *Bare* is one forward and one
 backward pass of the whole batch. Libraries that are not installed, or that do not support a network, are left out.
-Every kernel is compared with that of `torch.func`.
+Peers whose kernel would take more than a few seconds are left out, too. *Error* is the largest difference from the
+kernel of the Session, relative to its largest entry.
 """
 
 import argparse
@@ -29,9 +31,15 @@ import featlearn as fl
 from benchmarks.peers import backpack, curvlinops, nngeometry, torch_func, torchjd
 from benchmarks.workloads import WORKLOADS, Workload
 
-PEERS = {"nngeometry": nngeometry, "backpack": backpack, "curvlinops": curvlinops, "torchjd": torchjd}
-SLOW = 30.0
-"""A method that takes this many seconds is not repeated."""
+PEERS = {
+    "torch.func": torch_func,
+    "nngeometry": nngeometry,
+    "backpack": backpack,
+    "curvlinops": curvlinops,
+    "torchjd": torchjd,
+}
+FEW = 4
+"""Peers are tried on one sample of so many first."""
 
 
 def main() -> None:
@@ -40,14 +48,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--networks", nargs="+", default=available, choices=available, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=20.0, help="skip a peer this many times slower than a Session")
+    parser.add_argument("--limit", type=float, default=15.0, help="leave out a peer that needs more seconds")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    installed = [name for name in PEERS if importlib.util.find_spec(name)]
+    installed = [name for name in PEERS if importlib.util.find_spec(name.partition(".")[0])]
     missing = [name for name in PEERS if name not in installed]
     print(f"torch {torch.__version__}, one thread, CPU milliseconds, least of {options.repeats}")
     print(f"not installed, left out: {', '.join(missing)}" if missing else "all peers are installed")
-    columns = ["Session", "once", "bare", "torch.func", *installed]
+    columns = ["Session", "once", "bare", *installed]
     print(f"{'network':18}" + "".join(f"{name:>11}" for name in columns), end="")
     print("   func/Session  func/once  Session/bare  error")
     for name in options.networks:
@@ -63,30 +71,27 @@ def row(workload: Workload, installed: list[str], repeats: int, limit: float) ->
         "Session": lambda: session.ntk(outputs=outputs),
         "once": lambda: fl.ntk(network, x, outputs=outputs),
         "bare": lambda: bare(network, x),
-        "torch.func": lambda: torch_func.kernel(network, x, workload.mode),
     }
     for peer in installed:
-        calls[peer] = lambda peer=peer: PEERS[peer].kernel(workload.network(torch.float32), x, workload.mode)
+        few = x[: max(2, len(x) // FEW)]
+        try:
+            seconds, _ = timed(lambda peer=peer, few=few: PEERS[peer].kernel(network, few, workload.mode))
+        except Exception:  # this peer does not support the network
+            continue
+        if seconds * FEW < limit:
+            calls[peer] = lambda peer=peer: PEERS[peer].kernel(network, x, workload.mode)
     kernels: dict[str, Tensor | None] = {}
     least: dict[str, float] = {}
     for turn in range(repeats + 1):  # the first turn warms up
-        for name, call in list(calls.items()):
-            if turn and least[name] > SLOW:
+        for name, call in calls.items():
+            if least.get(name, 0.0) > limit:  # once is enough
                 continue
-            try:
-                seconds, kernels[name] = timed(call)
-            except Exception:  # not supported by this peer
-                del calls[name]
-                continue
+            seconds, kernels[name] = timed(call)
             least[name] = seconds if turn < 2 else min(least[name], seconds)
-            if name in PEERS and seconds > limit * least["Session"]:
-                del calls[name]
-    cells = [
-        f"{1e3 * least[name]:11.1f}" if name in least else f"{'-':>11}"
-        for name in ("Session", "once", "bare", "torch.func", *installed)
-    ]
-    func, bare_time = least.get("torch.func", float("nan")), least["bare"]
-    ratios = f"{func / least['Session']:15.2f}{func / least['once']:11.2f}{least['Session'] / bare_time:14.2f}"
+    columns = ("Session", "once", "bare", *installed)
+    cells = [f"{1e3 * least[name]:11.1f}" if name in least else f"{'-':>11}" for name in columns]
+    func = least.get("torch.func", float("nan"))
+    ratios = f"{func / least['Session']:15.2f}{func / least['once']:11.2f}{least['Session'] / least['bare']:14.2f}"
     return f"{workload.name:18}" + "".join(cells) + ratios + f"  {largest_error(kernels):.0e}"
 
 
@@ -106,10 +111,9 @@ def timed(call: Callable[[], Tensor | None]) -> tuple[float, Tensor | None]:
 
 
 def largest_error(kernels: dict[str, Tensor | None]) -> float:
-    """Return the largest difference of any kernel from that of `torch.func`, relative to its largest entry."""
-    reference = kernels.get("torch.func")
-    if reference is None:
-        return float("nan")
+    """Return the largest difference of any kernel from that of a Session, relative to its largest entry."""
+    reference = kernels["Session"]
+    assert reference is not None
     size = float(reference.abs().max())
     return max(float((kernel - reference).abs().max()) / size for kernel in kernels.values() if kernel is not None)
 

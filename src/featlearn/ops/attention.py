@@ -1,4 +1,7 @@
-"""Fused scaled dot-product attention."""
+"""Fused scaled dot-product attention: out[p, h, t] = sum_s softmax_s(q[p, h, t] k[p, h, s] / sqrt(d)) v[p, h, s].
+
+It takes no parameter as it is, so that a flow of samples is all it needs.
+"""
 
 from featlearn.graph.graph import Layout
 from featlearn.ops.registry import Step, broadcast, register_flow

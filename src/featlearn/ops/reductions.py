@@ -1,4 +1,7 @@
-"""Ops that work along some axes: reductions, softmax, sums up to a position, sorting."""
+"""Ops that work along some axes: reductions, softmax, sums up to a position, sorting.
+
+out[p, ...] = op over axes `dim` of x[p, ...]. None takes a parameter together with samples, so no use needs a rule.
+"""
 
 from featlearn.graph.graph import Layout
 from featlearn.ops.registry import Step, register_flow

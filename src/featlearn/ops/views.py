@@ -1,4 +1,7 @@
-"""Views and joins: ops that rearrange, cut, join, shift or pad tensors."""
+"""Views and joins: ops that rearrange, cut, join, shift or pad tensors.
+
+out[p, i] = x[p, place(i)]. Between a parameter and its use they are looked through, so no use needs a rule.
+"""
 
 from featlearn.graph.graph import Layout
 from featlearn.ops.reductions import along_another_axis
