@@ -136,7 +136,7 @@ def test_every_section_is_there_and_linked(page: Page):
     linked = [a["href"].removeprefix("#") for a in page.having("a") if a["href"].startswith("#")]
     assert set(linked) <= set(ids)
     assert {"verdict", "panel-curves", "panel-layers", "panel-evidence", "panel-details"} <= set(linked)
-    assert {"curves", "frozen", "timeline", "layers", "features", "specialization", "evidence", "spectra"} <= set(ids)
+    assert {"curves", "timeline", "layers", "features", "specialization", "evidence", "spectra"} <= set(ids)
     assert {"next", "overhead", "provenance", "citations", "figure-kernels"} <= set(ids)
     assert "Not there" not in page.text()
 

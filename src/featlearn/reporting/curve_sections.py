@@ -62,36 +62,31 @@ def _gap_lines(groups: Sequence[RunGroup]) -> list[ChartLine]:
 
 
 def _loss(groups: Sequence[RunGroup], theory: Overlay) -> tuple[list[Chart], list[str]]:
-    """The loss on the probe, for one run with the losses that kernels predict; accuracy; and what is missing."""
+    """The loss on the probe, with or beside the losses that kernels predict; accuracy; and what is missing."""
     label = "measured" if groups[0].alone else ""
     lines = present(group.line(lambda one: points(one.run_data.loss), label) for group in groups)
-    note, missing = "", [reason for group in groups for reason in group.left_out]
-    if groups[0].alone:
-        predicted, absent, note = _predictions(groups)
-        missing += absent
+    alone, missing = groups[0].alone, [reason for group in groups for reason in group.left_out]
+    predicted, absent, source = _predictions(groups)
+    note = f"{_FROZEN} {source}".strip() if predicted else ""
+    missing += absent
+    if alone:
         lines = _apart(groups, [*lines, *predicted])
     lines += theory.lines("loss", _samples(groups))
     charts = []
     if lines:
-        charts.append(Chart("loss", "Loss on the probe", lines, _unit(groups), y_axis="log", note=note))
+        charts.append(
+            Chart("loss", "Loss on the probe", lines, _unit(groups), y_axis="log", note=note if alone else "")
+        )
     else:
         missing.append("no loss on the probe was recorded")
+    if predicted and not alone:
+        charts.append(
+            Chart("loss-predicted", "Loss that kernels predict", predicted, _unit(groups), y_axis="log", note=note)
+        )
     own = present(group.scalar("loss") for group in groups)
     if own:
         charts.append(Chart("training-loss", "Training loss", own, "as passed to watch.step", y_axis="log"))
     return [*charts, *_accuracy(groups)], missing
-
-
-def frozen(groups: Sequence[RunGroup]) -> Section:
-    """For several runs, the losses that frozen and recorded kernels predict; a single run has them beside its loss."""
-    charts, missing = [], list[str]()
-    if not groups[0].alone:
-        predicted, missing, note = _predictions(groups)
-        if predicted:
-            charts.append(
-                Chart("loss-predicted", "Loss that kernels predict", predicted, _unit(groups), y_axis="log", note=note)
-            )
-    return Section("frozen", "Against the frozen first kernel", _FROZEN, charts, list(dict.fromkeys(missing)))
 
 
 def _predictions(groups: Sequence[RunGroup]) -> tuple[list[ChartLine], list[str], str]:
@@ -298,11 +293,9 @@ def named_layers(groups: Sequence[RunGroup]) -> Mapping[str, str]:
     return found
 
 
-_FROZEN = """<p>Had the network kept its first tangent kernel, its outputs would follow
-<math><mfrac><mrow><mi>d</mi><mi>f</mi></mrow><mrow><mi>d</mi><mi>t</mi></mrow></mfrac><mo>=</mo><mo>−</mo><mi>η</mi>
-<msub><mi>K</mi><mn>0</mn></msub><mo>(</mo><mi>f</mi><mo>−</mo><mi>y</mi><mo>)</mo></math>: the frozen curve. The second
-prediction lets that kernel grow as the measured one did, and keeps its shape. What the measured loss gains on both is
-due to features.</p>"""
+_FROZEN = (
+    "Kernels predict what the loss would be if features stayed as they were; what the network gains is due to features."
+)
 
 _TIMELINE = """<p>Kernel-task alignment is
 <math><mi>A</mi><mo>=</mo><mfrac><mrow><msup><mi>y</mi><mi>T</mi></msup><mi>K</mi><mi>y</mi></mrow>

@@ -125,7 +125,6 @@ def _kernels(found: Sequence[RunGroup], _: Overlay) -> Section:
 
 _SECTIONS: tuple[Build, ...] = (
     curve_sections.overview,
-    _without_theory(curve_sections.frozen),
     curve_sections.timeline,
     curve_sections.overlaid,
     _without_theory(matrix_sections.spectra),

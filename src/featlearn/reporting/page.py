@@ -98,7 +98,6 @@ def sections(run_groups: Sequence[RunGroup], overlay: Overlay, kernels: bool = T
     extra = curve_sections.overlaid(run_groups, overlay)
     return [
         curve_sections.overview(run_groups, overlay),
-        curve_sections.frozen(run_groups),
         curve_sections.timeline(run_groups, overlay),
         *([extra] if extra is not None else []),
         layer_sections.layers(run_groups),
@@ -111,7 +110,7 @@ def sections(run_groups: Sequence[RunGroup], overlay: Overlay, kernels: bool = T
 
 
 TABS = {
-    "Curves": ("curves", "frozen", "timeline", "theory"),
+    "Curves": ("curves", "timeline", "theory"),
     "Layers": ("layers", "features", "specialization"),
     "Evidence": (),
     "Details": ("spectra", "overhead"),
