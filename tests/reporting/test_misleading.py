@@ -110,7 +110,8 @@ def test_usefulness_is_drawn_with_network_chance_and_both_kernels(noise):
 
 
 def test_without_test_points_it_cannot_tell(tmp_path: Path):
-    run = by_hand(tmp_path / "run", {"probe/loss": [1.0, 0.1], "gap/probe": [0.0, 0.9]}, [0, 9])
+    targets = {"targets": [{"y": numpy.eye(3, dtype=numpy.float32)}]}
+    run = by_hand(tmp_path / "run", {"probe/loss": [1.0, 0.1], "gap/probe": [0.0, 0.9]}, [0, 9], targets)
     assert "Cannot tell: no test data" in report(run, tmp_path / "page.html").read_text()
 
 
