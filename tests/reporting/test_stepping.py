@@ -343,7 +343,7 @@ def test_a_heat_map_is_copied_at_the_step_that_is_shown(browser: Browser, two: P
     opened(browser, two)
     at(browser, 40)
     rows = copied(browser, "#figure-kernels figcaption .copy")
-    assert rows[0] == ["run", "step", "sample, by target", *map(str, range(30))]
+    assert rows[0] == ["run", "step", "sample, by class", *map(str, range(30))]
     for name, run, step in (("rich", rich, 40), ("short", short, 24)):
         own = [row for row in rows[1:] if row[0] == name]
         assert {row[1] for row in own} == {"0", str(step)}
@@ -364,7 +364,7 @@ def test_a_band_has_columns_of_its_own(browser: Browser, tmp_path: Path):
 
 def test_a_table_has_full_numbers_and_errors(browser: Browser, two: Path, rich: Run, short: Run):
     opened(browser, two)
-    rows = copied(browser, "#verdict .tools .copy")
+    rows = copied(browser, "#verdict > .tools .copy")
     place = rows[0].index("linearization gap")
     assert rows[0][place + 1] == "linearization gap, standard error"
     for row, run in zip(rows[1:], (rich, short), strict=True):
@@ -413,9 +413,8 @@ def test_names_of_strangers_stay_one_field(browser: Browser, tmp_path: Path, nam
 def test_every_chart_heat_map_and_table_has_a_button(browser: Browser, two: Path):
     opened(browser, two)
     browser.script("for (const one of document.querySelectorAll('details')) one.open = true")
-    count: Any = (
-        """[...document.querySelectorAll("figure")].map((one) => one.querySelectorAll("figcaption .copy").length)"""
-    )
+    captions = "[...document.querySelectorAll('figure > figcaption')]"
+    count: Any = f"{captions}.map((one) => one.querySelectorAll('.copy').length)"
     assert set(browser.evaluate(count)) == {1}
     bare = """[...document.querySelectorAll(".scroll:has(> table)")].filter((one) =>
         !one.previousElementSibling?.matches(".tools") && !one.closest("figure")?.querySelector(".chart"))"""
@@ -429,11 +428,11 @@ def test_a_phone_has_room_for_it(browser: Browser, two: Path, scheme: str):
     opened(browser, two)
     at(browser, 12)
     assert browser.evaluate("document.documentElement.scrollWidth") == 390
-    browser.script("document.getElementById('kernels').scrollIntoView({ behavior: 'instant' })")
+    browser.script("document.getElementById('spectra').scrollIntoView({ behavior: 'instant' })")
     browser.painted()
     top, bottom, heading = browser.evaluate("""(() => {
         const { top, bottom } = document.getElementById("steps").getBoundingClientRect();
-        return [top, bottom, document.getElementById("kernels-title").getBoundingClientRect().top]; })()""")
+        return [top, bottom, document.getElementById("spectra-title").getBoundingClientRect().top]; })()""")
     assert top == 0
     assert 0 < bottom < 110
     assert heading >= bottom  # the slider stays in sight, and hides no heading
