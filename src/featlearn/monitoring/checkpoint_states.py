@@ -9,7 +9,6 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -86,7 +85,12 @@ def read_state(source: Any, where: str) -> Any:
 def _whole(path: Path, where: str) -> Any:
     """The content of one file."""
     if path.name.endswith(SAFE):
-        return _safetensors().load_file(path, device="cpu")
+        try:
+            return importlib.import_module("safetensors.torch").load_file(path, device="cpu")
+        except ImportError as error:
+            raise CheckpointError(
+                f"{SAFE} files need the package safetensors ({error}); pip install safetensors"
+            ) from error
     if path.suffix not in PICKLED:
         raise CheckpointError(
             f"{where} ends in {path.suffix!r}, expected {', '.join((*PICKLED, SAFE))}; for another format pass load="
@@ -117,15 +121,6 @@ def _divided(path: Path, where: str) -> dict[str, Any]:
     if lost:
         raise CheckpointError(f"{where} lacks weights that its index names: {_some(lost)}; copy it again")
     return found
-
-
-def _safetensors() -> ModuleType:
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ImportError as error:
-        raise CheckpointError(
-            f"{SAFE} files need the package safetensors ({error}); pip install safetensors"
-        ) from error
 
 
 def _refuse_packed(path: Path, where: str) -> None:

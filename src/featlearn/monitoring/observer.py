@@ -1,7 +1,6 @@
 """Measurements of one run, each compared with the first and with the previous one."""
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -134,24 +133,6 @@ class Observer:
             from featlearn.monitoring.shared_measurement import SharedMeasurement
 
             self.shared = SharedMeasurement(ranks, self.watched, self._audited)
-
-    def divides(self, names: Collection[str]) -> bool:
-        """On rank 0: whether these quantities are to be measured by all ranks together."""
-        return self.shared is not None and self.shared.divides(names, self.watched.probe.samples)
-
-    def act(self, first: bool, act: Callable[[], None], together: bool) -> None:
-        """On rank 0: act. If all ranks measure together, the others measure their part of it."""
-        shared = self.shared if together else None
-        if first:
-            with nullcontext() if shared is None else shared.leading():
-                act()
-        elif shared is not None:
-            shared.follow()
-
-    def close(self) -> None:
-        """Nothing will be measured together any more."""
-        if self.shared is not None:
-            self.shared.close()
 
     def missing_at_end(self, step: int, chosen: Sequence[ScheduledQuantity]) -> Sequence[ScheduledQuantity]:
         """Return what is to be measured at the last step, of these: what has no arrays of a last measurement yet."""

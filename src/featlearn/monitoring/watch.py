@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ class Watch:
     """A watched training run, made by `fl.watch`.
 
     Use it as a context manager, and call `step` after every optimizer step. `run` is what has been recorded so far.
+    `log` and `describe` record numbers and settings at once. `path`, `steps` and `measurements` say where it stands.
     """
 
     path: Path
@@ -127,14 +129,20 @@ class Watch:
         def decide() -> str:
             assert self._recording is not None
             names = [quantity.name for quantity in self._recording.decide(self.steps, wanted)]
-            return json.dumps([names, self._observer.divides(names)])
+            shared, samples = self._observer.shared, self._observer.watched.probe.samples
+            return json.dumps([names, shared is not None and shared.divides(names, samples)])
 
         names, together = json.loads(ranks.agreed(decide))
         return [quantity for quantity in wanted if quantity.name in names], together
 
     def _act(self, act: Callable[[Recording], None], together: bool) -> None:
-        recording = self._recording
-        self._observer.act(recording is not None, lambda: None if recording is None else act(recording), together)
+        """On rank 0: act. If all ranks measure together, the others measure their part of it."""
+        recording, shared = self._recording, self._observer.shared if together else None
+        if recording is not None:
+            with nullcontext() if shared is None else shared.leading():
+                act(recording)
+        elif shared is not None:
+            shared.follow()
 
     def log(self, loss: Any = None, **scalars: Any) -> None:
         """Record numbers at the current step at once."""
@@ -162,7 +170,7 @@ class Watch:
             with gathered_weights(observer.watched.model, needed=error is None) as whole:
                 together = observer.shared is not None and observer.shared.ends_together(error is None)
                 self._act(lambda recording: recording.end(self.steps, error, whole), together)
-            if error is None:
-                observer.close()
+            if error is None and observer.shared is not None:
+                observer.shared.close()
         self._over, self._look_at = True, 0
         return False
