@@ -266,6 +266,7 @@ def test_embeddings_beside_labels_are_no_classes_and_get_no_advice_by_squared_er
     assert diagnosis.why_helped == (
         "Cannot tell: the training loss is not known to be squared error or a cross-entropy."
     )
+    assert "pass loss= to fl.watch" in str(diagnosis).lower() or diagnosis.regime == "cannot tell"
     for toward in ("rich", "lazy"):
         if diagnosis.regime != toward:
             assert fl.advise(diagnosis, toward).changes == ()

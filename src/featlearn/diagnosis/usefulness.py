@@ -107,7 +107,9 @@ def usefulness(run_data: RunData) -> Usefulness:
     wanted, outputs = (part.double().reshape(len(part), -1) for part in (y, f))
     unit = _criterion(run_data)
     if not unit:
-        return _unknown("the training loss is not known to be squared error or a cross-entropy")
+        network, reason = run_data.run.network, "the training loss is not known to be squared error or a cross-entropy"
+        undeclared = network is not None and network.loss is None
+        return _unknown(reason, "Pass loss= to fl.watch to see whether that helped." if undeclared else "")
     if not bool((wanted != wanted[0]).any()):
         return _unknown("the targets of the test points are constant")
     network = _errors(run_data.loss_kind.predictions(outputs), wanted, unit)
