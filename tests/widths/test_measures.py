@@ -269,18 +269,69 @@ def test_a_readout_of_zero_is_looked_at_until_gradients_come():
 
 
 class Attention(nn.Module):
-    def __init__(self, fused: bool) -> None:
+    def __init__(self, fused: bool, before: bool = False) -> None:
         super().__init__()
         self.query, self.key = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
-        self.fused = fused
+        self.fused, self.before = fused, before
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in (self.query(x), self.key(x), x))
         if self.fused:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
-        scores = 0.3 * q @ k.transpose(-1, -2)
+        scores = (0.3 * q) @ k.transpose(-1, -2) if self.before else 0.3 * (q @ k.transpose(-1, -2))
         mask = torch.ones(scores.shape[-2:]).triu(1).bool()
         return scores.masked_fill(mask, -1e9).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_factor_on_the_queries_is_part_of_the_scale_of_attention(before: bool):
+    torch.manual_seed(0)
+    model, x = Attention(False, before), numbers(3, 5, 8)
+    with record_attention(model) as found:
+        model(x)
+    q, k = (one(x).detach() for one in (model.query, model.key))
+    assert (found[""].queries, found[""].keys) == pytest.approx((rms(q), rms(k)), rel=1e-9)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return 2 * x @ weight.T
+
+    @staticmethod
+    def backward(ctx, arriving):
+        x, weight = ctx.saved_tensors
+        return 2 * arriving @ weight, 2 * arriving.T @ x
+
+
+class Unusual(nn.Module):
+    """An op of the user, a weight norm, an op with two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Parameter(torch.randn(6, 4))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 7, bias=False))
+        self.both = nn.Bilinear(7, 4, 2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.both(self.normed(Doubled.apply(x, self.own)), x)
+
+
+def test_ops_without_a_rule_have_the_sides_of_their_parameter():
+    net, x = Unusual().double(), numbers(5, 4)
+    uses = uses_of(net, x)
+    sides = {name: (use.fan_in, use.fan_out, use.is_vector) for name, use in uses.items()}
+    assert sides == {
+        "own": (4, 6, False),
+        "normed.parametrizations.weight.original0": (1, 7, True),
+        "normed.parametrizations.weight.original1": (6, 7, False),
+        "both.weight": (28, 2, False),
+    }
+    run = train_and_measure(
+        net, torch.optim.SGD(net.parameters(), 0.1), x, numbers(5, 2), nn.MSELoss(), 1, proportional=True
+    )
+    assert run.sizes["own"]["rate_gradient"] == pytest.approx(0.4, rel=1e-9)
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -63,6 +63,7 @@ class _RecordAttention(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.logits, self.module_stack = logits, module_stack
         self._product: tuple[Tensor, Tensor] | None = None
+        self._factors: dict[int, tuple[float, Tensor]] = {}
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the logits of one op, and run it."""
@@ -76,11 +77,22 @@ class _RecordAttention(DispatchMode):
             scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
             self._record(query @ key.transpose(-1, -2) * scale, query, key, scale)
         elif name == "bmm":
-            self._product = (args[0].detach(), args[1].detach().transpose(-1, -2))
+            first, second = (operand.detach() / self._factor(operand) for operand in args[:2])
+            self._product = (first, second.transpose(-1, -2))
         elif name.removeprefix("_") in ("softmax", "safe_softmax") and args[0].dim() >= 3 and self._product is not None:
             self._record(args[0].detach(), *self._product)
             self._product = None
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if name in ("mul", "div") and _is_constant(args[1]):
+            factor = self._factor(args[0]) * (float(args[1]) if name == "mul" else 1 / float(args[1]))
+            self._factors[result.untyped_storage().data_ptr()] = (factor, result)
+        elif name == "clone" and self._factor(args[0]) != 1:
+            self._factors[result.untyped_storage().data_ptr()] = (self._factor(args[0]), result)
+        return result
+
+    def _factor(self, operand: Tensor) -> float:
+        """Return the constant factor on queries or keys, which belongs to the scale of the product."""
+        return self._factors.get(operand.untyped_storage().data_ptr(), (1.0, operand))[0]
 
     def _record(self, scores: Tensor, query: Tensor, key: Tensor, scale: float | None = None) -> None:
         module = self.module_stack[-1] if self.module_stack else ""
@@ -92,6 +104,10 @@ class _RecordAttention(DispatchMode):
 
 
 dispatching(_RecordAttention, _RecordAttention.dispatch)
+
+
+def _is_constant(operand: Any) -> bool:
+    return not isinstance(operand, Tensor) or (operand.numel() == 1 and not operand.requires_grad)
 
 
 def _rms(values: Tensor) -> float:

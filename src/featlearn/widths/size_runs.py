@@ -1,6 +1,7 @@
 """Train a network for a few steps at one size, and measure what scales with the size."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -199,15 +200,21 @@ def _step(
         edges: list[Any] = [GradientEdge(node, 0) for node in nodes]
         at_output, *gradients = torch.autograd.grad(value, [output, *edges], retain_graph=True, allow_unused=True)
         arriving: dict[Any, Tensor | None] = dict(zip(nodes, gradients, strict=True))
-        by_use = {key: use.gradient(names.tensors[names.first[use.parameter]], arriving) for key, use in uses.items()}
+        counts = Counter(names.first[use.parameter] for use in run.uses.values())
+        by_use = {
+            key: use.gradient(names.tensors[name], arriving)
+            for key, use in uses.items()
+            if counts[name := names.first[use.parameter]] > 1
+        }
         value.backward()
     whole = {name: p.grad.detach().to_dense().clone() for name, p in names.tensors.items() if p.grad is not None}
     optimizer.step()
-    for key, gradient in by_use.items():
-        name = names.first[uses[key].parameter]
-        if name in whole and float(whole[name].norm()) > 0:
+    for key, use in uses.items():
+        name = names.first[use.parameter]
+        gradient = by_use.get(key, whole.get(name))
+        if gradient is not None and name in whole and float(whole[name].norm()) > 0:
             moves = (names.tensors[name].detach() - before[name]).double()
-            present = [g for _, node in uses[key].calls if (g := arriving[node]) is not None]
+            present = [g for _, node in use.calls if (g := arriving[node]) is not None]
             sizes = _update_sizes(run.uses[key], moves, gradient.double(), whole[name], present)
             if sizes:
                 run.sizes[key] = {**sizes, "output_gradient": rms(at_output)}

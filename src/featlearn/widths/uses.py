@@ -42,6 +42,11 @@ _UNARY = """
     Sigmoid Silu Softmax Softplus Tanh Threshold
 """
 ACTIVATIONS = frozenset(_UNARY.split())
+_ELEMENTWISE = """
+    Add Cat CudnnBatchNorm Div FusedRmsNorm IndexAdd NativeBatchNorm NativeGroupNorm NativeLayerNorm Mul Prelu Stack
+    Sub Where
+"""
+ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 
 
 @dataclass(eq=False)
@@ -252,12 +257,14 @@ class _Finder:
         """Describe the use at an edge."""
         node, op, chain = edge.consumer, base_name(edge.consumer), chains[edge.consumer]
         shape = self.graph.output_shape(edge.value)
-        fan_in, fan_out = self._fans(edge, shape, chain)
+        fan_in, fan_out = self._fans(edge, shape, chain, parameter)
         factor = chain.factor * self._factor_on_parameter(edge.value, parameter)
         contracts = edge.operand in CONTRACTED.get(op, ()) or (op == "Convolution" and edge.operand == 1)
         for k, (child, _) in enumerate(self.graph.inputs[node]):
             if (contracts or op == "Mul") and k != edge.operand and child in self._mixed:
                 factor *= self._factor_before(child, claimed)
+        expanded = 2 * parameter.numel() <= shape.numel()
+        is_vector = fan_in == 1 and parameter.numel() == max(parameter.shape, default=1) and op not in LOOKUPS
         return ParameterUse(
             name=key,
             parameter=name,
@@ -267,16 +274,15 @@ class _Finder:
             fan_out=fan_out,
             factor=factor,
             after=chain.factor,
-            is_vector=not contracts
-            and op not in LOOKUPS
-            and fan_in == 1
-            and parameter.numel() == max(parameter.shape, default=1),
+            is_vector=is_vector and (expanded or not contracts),
             is_readout=chain.reaches_output,
             closes_branch=self._is_residual(chain.end),
         )
 
-    def _fans(self, edge: Edge, shape: torch.Size, chain: _Chain) -> tuple[int, int]:
+    def _fans(self, edge: Edge, shape: torch.Size, chain: _Chain, parameter: Tensor) -> tuple[int, int]:
         op, operand = base_name(edge.consumer), edge.operand
+        if 2 * parameter.numel() <= shape.numel():  # expanded, as gains of a weight norm
+            return 1, parameter.numel()
         axis = CONTRACTED.get(op, {}).get(operand)
         if axis is not None:
             fan_in = shape[axis]
@@ -286,6 +292,8 @@ class _Finder:
             if saved(edge.consumer, "transposed"):
                 return shape[0] * taps, shape[1]
             return shape[1] * taps, shape[0]
+        if op not in ELEMENTWISE and op not in LOOKUPS and parameter.dim() > 1:
+            return parameter.numel() // len(parameter), len(parameter)
         if op in LOOKUPS:
             return 1, shape[-1] if shape else 1
         reduced = 1
