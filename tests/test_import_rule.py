@@ -20,7 +20,7 @@ AUDITED_MODEL = MEASUREMENT | {"planning", "readouts", "audited_model"}
 MEASURING = FOUNDATION | AUDITED_MODEL | {"linear_maps", "linearization", "kernel", "quantities", "readouts", "session"}
 READING = {"metrics", "dynamics", "theory", "record", "diagnosis", "reporting"}
 LIBRARY = MEASURING | READING | {"citation_index", "citations", "comparison", "data", "models", "statistics", "steer"}
-LIBRARY |= {"explorer", "integrations", "monitoring", "sweeps", "widths"}
+LIBRARY |= {"attribution", "explorer", "integrations", "monitoring", "sweeps", "widths"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -71,6 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "explorer": {"reporting"},
     "steer": MEASURING | {"metrics", "dynamics", "theory"},
+    "attribution": MEASURING | {"dynamics", "monitoring", "record"},
     "comparison": MEASURING | {"metrics", "steer"},
     "monitoring": MEASURING | {"metrics", "dynamics", "record"},
     "integrations": {"errors", "record", "monitoring"},

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from featlearn import readouts as readouts
     from featlearn import steer as steer
     from featlearn import theory as theory
+    from featlearn.attribution.attribute import attribute as attribute
+    from featlearn.attribution.interference import interference as interference
+    from featlearn.attribution.replay import replay as replay
     from featlearn.citations import citation as citation
     from featlearn.comparison import compare as compare
     from featlearn.contraction.tensor_sketch import Sketch as Sketch
@@ -58,11 +61,13 @@ _HOME = {
     "Sketch": "featlearn.contraction.tensor_sketch",
     "StoredKernel": "featlearn.linalg.stored_kernel",
     "advise": "featlearn.diagnosis.advice",
+    "attribute": "featlearn.attribution.attribute",
     "citation": "featlearn.citations",
     "compare": "featlearn.comparison",
     "diagnose": "featlearn.diagnosis.verdict",
     "estimate_alignment": "featlearn.quantities.alignment_estimate",
     "gradient_noise": "featlearn.statistics.gradient_noise",
+    "interference": "featlearn.attribution.interference",
     "layer_alignment": "featlearn.quantities.layer_pairs",
     "linearization_gap": "featlearn.quantities.linearization_gap",
     "neural_features": "featlearn.quantities.neural_features",
@@ -71,6 +76,7 @@ _HOME = {
     "open_sweep": "featlearn.sweeps.results",
     "plan": "featlearn.quantities.ntk_plan",
     "posterior": "featlearn.statistics.posterior",
+    "replay": "featlearn.attribution.replay",
     "report": "featlearn.reporting.page",
     "sweep": "featlearn.sweeps.grid_run",
     "watch": "featlearn.monitoring.entry",

@@ -28,6 +28,7 @@ POSITIONS = {
     ("model", "probe"),
     ("model", "checkpoints"),
     ("model", "order"),
+    ("model", "task_a", "task_b"),
     ("model", "factor"),
     ("model", "speeds"),
     ("model", "scheme", "lr"),

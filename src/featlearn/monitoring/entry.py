@@ -44,6 +44,7 @@ def watch(
     overwrite: bool = False,
     live: bool = False,
     pictures: bool = True,
+    replay: Probe | None = None,
 ) -> Watch:
     """Watch a training run: kernels, features and weights at log-spaced steps, written to a directory.
 
@@ -101,6 +102,10 @@ def watch(
         pictures: Whether to store what the pictures of a report need, at most 2 MB: thumbnails, tokens or rows of up
             to 64 samples, and the inputs that the network is most sensitive to, at the first and the last step.
             `settings={"classes": [...], "vocabulary": [...]}` names classes and tokens.
+        replay: (x, y), the training samples, up to some thousands. Then `fl.replay(run)` tells what would have been
+            without some of them, and `fl.attribute(run)` which of them made an output. Needs `optimizer=` and `loss=`
+            by name, and `samples=` in every `watch.step(loss=loss, samples=indices)`. Some 6 kernels of all samples
+            are recorded in every factor of ten of the steps, outside the `budget`.
     """
     if resume and overwrite:
         raise InputValueError("resume=True and overwrite=True, expected one of them: go on with the run, or replace it")
@@ -108,6 +113,8 @@ def watch(
         from featlearn.record.replacement import refuse_unless_run  # late: few runs need it
 
         refuse_unless_run(Path(out))
+    if replay is not None and resume:
+        raise InputValueError("replay=... with resume=True, expected one of them: a replay needs every step of a run")
     entries = {
         "name": name,
         "loss_convention": None if loss is None else losses.name(loss),
@@ -137,6 +144,11 @@ def watch(
     watched = WatchedNetwork(
         network, probe_data(probe, "probe", network, readout), tested, optimizer, readout, loss=loss
     )
+    samples = None if replay is None else probe_data(replay, "replay", network, readout)
+    if samples is not None:
+        from featlearn.monitoring.replay_record import ReplayRecorder  # late: few runs need it
+
+        ReplayRecorder(watched, samples)  # checks optimizer, loss and targets
     chosen = scheduled_quantities(quantities, test=test is not None, optimizer=optimizer is not None)
     chosen = [one for one in chosen if pictures or one.name != "pictures"]
     entries["quantities"] = [one.name for one in chosen]
@@ -153,6 +165,7 @@ def watch(
             alerts=alerts,
             resume=resume,
             overwrite=overwrite,
+            replay=samples,
         )
     )
 

@@ -12,7 +12,7 @@ from featlearn.errors import MemoryBudgetError, NotFiniteError
 from featlearn.monitoring.description import description, stored_state
 from featlearn.monitoring.numbers import UserNumbers, floats
 from featlearn.monitoring.observer import Observation, Observer
-from featlearn.monitoring.probe_data import WatchedNetwork, kept_state
+from featlearn.monitoring.probe_data import ProbeData, WatchedNetwork, kept_state
 from featlearn.monitoring.run_log import RunLog
 from featlearn.monitoring.schedule import Schedule, ScheduledQuantity
 from featlearn.monitoring.work import Budget, Stopwatch, TrainingPasses, percent
@@ -21,6 +21,7 @@ from featlearn.record.layout import USER
 
 if TYPE_CHECKING:
     from featlearn.monitoring.alerts import Alert, AlertRules
+    from featlearn.monitoring.replay_record import ReplayRecorder
 
 Alerts = bool | Callable[[Mapping[str, Any]], Any]
 """True to print alerts, or a function of an alert."""
@@ -43,6 +44,8 @@ class WatchOptions:
     alerts: Alerts = False
     resume: bool = False
     overwrite: bool = False
+    replay: ProbeData | None = None
+    """Training samples for `fl.replay`."""
 
 
 class Recording:
@@ -62,6 +65,7 @@ class Recording:
         self._skipped = 0
         self._rules: AlertRules | None = None
         self._diverged = False
+        self._replay: ReplayRecorder | None = None
         with self._stopwatch.measuring():
             if options.resume and (options.path / "run.json").exists() and open_run(options.path).lines:
                 self._resume()
@@ -84,16 +88,18 @@ class Recording:
         self._settle(reduce=self._budget.share is not None)
         observation = observer.observe(0, self._quantities, end=True)
         self._drop_failing(observation)
+        replay_arrays = {} if options.replay is None else self._begin_replay(options.replay)
         config = description(observer.watched, options.watched, observation.outputs, **options.entries)
         state, names = stored_state(observer.watched.initial)
         config |= {"layer_names": dict(observer.names), "initial": names, "name": config["name"] or options.path.name}
+        config |= {"replay": self._replay.description()} if self._replay else {}
         with self._replaced():
             self._log = self._open_log(config)
         if options.resume:
             self._log.describe(**config)  # a run that was killed before its first line may have other entries
         self._log.event("started", 0)
         self._log_failures(observation, 0)
-        arrays = {**observation.record.arrays, **({"initial": state} if state else {})}
+        arrays = {**observation.record.arrays, **({"initial": state} if state else {}), **replay_arrays}
         self._log.measurement(0, {**self._rate(), **observation.record.scalars}, arrays, 0.0, 0.0)
         self._measured.add(0)
         self._say_reduced()
@@ -199,6 +205,30 @@ class Recording:
         if rare := self.numbers.add_step(step, scalars):
             self.write(step, rare)
 
+    def _begin_replay(self, data: ProbeData) -> dict[str, dict[str, Any]]:
+        from featlearn.monitoring.replay_record import ReplayRecorder  # late: few runs need it
+
+        self._replay = ReplayRecorder(self._observer.watched, data)
+        return self._replay.measure()
+
+    def add_replay_step(self, step: int, samples: Any) -> None:
+        """Add the samples of one step, and measure what `fl.replay` needs where it is due."""
+        assert self._replay is not None
+        if self._replay.add_step(step, samples):
+            self._measure_replay()
+
+    def _measure_replay(self) -> None:
+        assert self._replay is not None
+        step = self._replay.step
+        self._passes.detach(self._model)
+        try:
+            with self._stopwatch.measuring():
+                self._log.arrays(step, self._replay.measure())
+        except Exception as error:
+            self._log_failure("replay", error, step)
+        finally:
+            self._passes.attach(self._model)
+
     def log(self, step: int, loss: Any, scalars: Mapping[str, Any]) -> None:
         """Write numbers of the user at once."""
         self.write(step, floats(self.numbers.named(scalars) | ({} if loss is None else {"loss": loss})))
@@ -286,6 +316,8 @@ class Recording:
         if error is not None:
             self._log.event("interrupted", step, message=f"{type(error).__name__}: {error}"[:500])
         try:
+            if whole and self._replay is not None and self._replay.due_at_end:
+                self._measure_replay()
             quantities = self._observer.missing_at_end(step, self._quantities)
             if whole and quantities and step and self._measured:
                 self.measure(step, quantities, last=True)

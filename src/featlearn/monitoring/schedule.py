@@ -25,14 +25,14 @@ GROWTH = 1.2  # thirteen measurements in every factor of ten
 class Schedule:
     """Decides for each step whether to measure after it. Step 0 is before training; steps must be asked in order."""
 
-    def __init__(self, every: Every) -> None:
+    def __init__(self, every: Every, *, growth: float = GROWTH) -> None:
         logarithmic = isinstance(every, str) and every == "log"
         counted = isinstance(every, int) and not isinstance(every, bool)
         if counted and isinstance(every, int) and every < 1:
             raise InputValueError(f"every={every}, expected a number of steps >= 1, 'log', or a function of the step")
         if not (logarithmic or counted or callable(every)):
             raise InputTypeError(f"every={every!r}, expected 'log', a number of steps, or a function of the step")
-        self._every, self.logarithmic = every, logarithmic
+        self._every, self._growth, self.logarithmic = every, growth, logarithmic
         self.following = 0
         """No step before this one is due."""
 
@@ -47,7 +47,7 @@ class Schedule:
             return step % every == 0
         if step < self.following:
             return False
-        self.following = max(step + 1, math.ceil(step * GROWTH))
+        self.following = max(step + 1, math.ceil(step * self._growth))
         return True
 
 

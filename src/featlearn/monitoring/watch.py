@@ -76,17 +76,22 @@ class Watch:
         self._options.schedule.due(self.steps)
         return self
 
-    def step(self, loss: Any = None, *, step: int | None = None, **scalars: Any) -> None:
+    def step(self, loss: Any = None, *, step: int | None = None, samples: Any = None, **scalars: Any) -> None:
         """Call this after every optimizer step.
 
         Args:
             loss: Loss of this step. The mean since the last line, or since the run was resumed, is recorded.
             step: Number of this step, from 0; by default one more than before. It may go back to a checkpoint.
+            samples: Indices of this step's samples among those of `replay=`, or a slice; only with `replay=`.
             scalars: Your own numbers, for example accuracy on test data. Numbers passed at every step are averaged like
                 the loss, others are recorded at once. They keep their names; a name that the run itself records, such
                 as `ntk/alignment`, becomes `user/ntk/alignment` in `Run`.
         """
         recording = self._recording
+        if isinstance(samples, int | float) and self._options.replay is None:
+            scalars["samples"] = samples  # a number of the user's own
+        elif samples is not None or self._options.replay is not None:
+            self._add_replay_step(step, samples)
         if step is None and not scalars and self.steps + 1 < self._look_at:
             # The common case must take microseconds only.
             self.steps += 1
@@ -102,6 +107,14 @@ class Watch:
             recording.add_step(number, loss, scalars)
         if number >= self._look_at:
             self._look(ranks)
+
+    def _add_replay_step(self, step: int | None, samples: Any) -> None:
+        if self._options.replay is None:
+            raise InputValueError("watch.step(samples=...) without replay=, expected fl.watch(..., replay=(x, y))")
+        if self._entered().size > 1:
+            raise InputValueError("replay=... with several ranks, expected one process: ranks see different samples")
+        if self._recording is not None:
+            self._recording.add_replay_step(self.steps + 1 if step is None else checked_step(step), samples)
 
     def _look(self, ranks: Ranks) -> None:
         """Measure what is due."""
