@@ -38,7 +38,7 @@ class Answer:
 
     @property
     def trusted(self) -> bool:
-        """Whether the change is forecast within half of its size."""
+        """Whether the error is forecast to be at most 40% of the change."""
         return float(self.relative_error) <= TRUSTED
 
     def __str__(self) -> str:
