@@ -181,7 +181,7 @@ def _attribution(
     margins = objective.margins(f[:samples], path.targets[:, :, None])
     return Attribution(
         scores=scores.float(),
-        reliability=forecast_reliability(agreement, recorded and recorded.facts),
+        reliability=forecast_reliability(agreement, None if recorded is None else recorded.facts),
         agreement=agreement,
         held_out_margins=(margins * absent).sum(1) / absent.sum(1).clamp(min=1),
         kernel=kernel,
