@@ -100,6 +100,7 @@ def test_a_measured_step_isolates_and_captures_once():
 
 def test_a_module_imports_few_others(shape: Shape):
     wide = {name: len(others) for name, others in shape.imports.items() if len(others) > IMPORTS}
+    wide.pop("__init__", None)  # it lists the public names, one import each
     assert not wide
 
 
