@@ -44,7 +44,7 @@ class TaskInterference:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Interference:
+class MergedTasks:
     """What two fine-tuned networks cost each other when their changes of weights are added. From `fl.interference`."""
 
     a: TaskInterference
@@ -70,7 +70,7 @@ def interference(
     *,
     loss: losses.Loss = "cross-entropy",
     readout: Readout | None = None,
-) -> Interference:
+) -> MergedTasks:
     """Measure what two fine-tuned networks cost each other when they are merged by adding their changes of weights.
 
     The merged network is the pretrained one plus both changes. If the network is linear in these directions, the cost
@@ -87,7 +87,7 @@ def interference(
         readout: Map from the model's output to what the loss takes.
 
     Returns:
-        An `Interference` with `.a` and `.b`, each with `.loss`, `.merged`, `.predicted`, `.overlap` and `.layers`.
+        An `MergedTasks` with `.a` and `.b`, each with `.loss`, `.merged`, `.predicted`, `.overlap` and `.layers`.
     """
     losses.function(loss)
     inner = unwrapped(model)
@@ -104,7 +104,7 @@ def interference(
         _interference(inner, networks[n], changes[n], changes[1 - n], task[1], task[2], loss, readout)
         for n, task in enumerate((task_a, task_b))
     )
-    return Interference(a=first, b=second)
+    return MergedTasks(a=first, b=second)
 
 
 def _interference(
