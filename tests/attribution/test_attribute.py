@@ -67,7 +67,9 @@ def test_scores_are_the_mean_effects_over_all_subsets(tmp_path: Path):
     error = (attribution.scores - expected).norm() / expected.norm()
     assert error < 0.1
     exact = torch.stack([torch.stack(values).mean() for values in held_out])
-    torch.testing.assert_close(attribution.held_out_margins, exact, rtol=0.0, atol=0.15)  # of 400 random subsets
+    deviations = torch.stack([torch.stack(values).std() for values in held_out])
+    drawn = 200  # about half of 400 random subsets lack a sample
+    assert bool(((attribution.held_out_margins - exact).abs() < 4 * deviations / drawn**0.5).all())
 
 
 def test_a_measure_is_a_margin_a_loss_or_an_output(tmp_path: Path):
