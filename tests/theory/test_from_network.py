@@ -218,7 +218,9 @@ def test_optimal_feature_evolution_takes_a_run(tmp_path):
     np.testing.assert_allclose(path.kernel(0.0), run.array("kernel", 0)["mean"], rtol=1e-5, atol=1e-6)
     last = float(fl.metrics.alignment(torch.as_tensor(run.array("kernel", 300)["mean"]).double(), y))
     assert float(path.alignment[-1]) == pytest.approx(last, abs=0.1)
-    assert len(path.overlay(measured)) == 4
+    axes = path.overlay(run)
+    assert [ax.get_ylabel() for ax in axes] == [ax.get_ylabel() for ax in path.overlay(measured)]
+    assert axes[0].lines[1].get_ydata()[-1] == pytest.approx(measured["loss"][1][-1]), "the sum, not the run's mean"
     wrong = theory.ofe.from_run(run, rate=0.2)
     assert not {each["name"]: each for each in wrong.assumptions}["the rate fits"]["holds"]
 

@@ -45,15 +45,17 @@ class Prediction(ABC):
         """Draw the predicted curves as lines and, over them, measured ones as points; returns the matplotlib axes.
 
         Args:
-            measured: name -> (times, values), or anything with such a mapping as its `curves()`: another prediction or
-                a run. Names are those of `NAMES`: "loss", "ntk/alignment", "ntk/norm" ...
-            names: which curves; by default all that both have, or all predicted ones if nothing was measured.
+            measured: name -> (times, values), or anything with such a mapping as its `curves()`: another prediction, or
+                a run, whose loss becomes |f - y|^2 of its probe. Names are those of `NAMES`: "loss", "ntk/alignment",
+                "ntk/norm" ...
+            names: which curves; by default those that both have, or all predicted ones if nothing was measured.
             axes: one matplotlib axes for each name; by default a new figure.
             time_scale: what the measured times are multiplied by to be those of the theory, a learning rate for steps.
         """
         predicted = self.curves()
         points = _points(measured)
-        curve_names = list(names) if names is not None else [n for n in predicted if not points or n in points]
+        shared = [name for name in predicted if name in points or not points]
+        curve_names = shared if names is None else list(names)
         unknown = [name for name in curve_names if name not in predicted]
         if unknown or not curve_names:
             missing = ", ".join(unknown) or f"measured curves {', '.join(points)}"
@@ -78,7 +80,14 @@ def _points(measured: Any) -> dict[str, tuple[list[float], list[float]]]:
     if isinstance(measured, Prediction):
         times = measured.times.tolist()
         return {name: (times, values.tolist()) for name, values in measured.curves().items()}
-    curves = measured if isinstance(measured, Mapping) else getattr(measured, "curves", lambda: None)()
+    is_run = hasattr(measured, "curves") and hasattr(measured, "arrays")
+    curves = (
+        run_curves(measured)
+        if is_run
+        else measured
+        if isinstance(measured, Mapping)
+        else getattr(measured, "curves", lambda: None)()
+    )
     if not isinstance(curves, Mapping):
         raise InputTypeError(
             f"measured is {type(measured).__name__}, expected name -> (times, values), or something with curves()"
@@ -87,6 +96,24 @@ def _points(measured: Any) -> dict[str, tuple[list[float], list[float]]]:
         if not isinstance(curve, tuple | list) or len(curve) != 2 or len(curve[0]) != len(curve[1]):
             raise InputValueError(f"measured[{name!r}] is no pair of equal length, expected (times, values)")
     return {name: ([float(t) for t in times], [float(v) for v in values]) for name, (times, values) in curves.items()}
+
+
+def run_curves(run: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """Return the curves of a run in the units of theories: its loss is |f - y|^2, summed over the probe.
+
+    A run without numbers as targets has no loss here.
+    """
+    curves: dict[str, tuple[list[float], list[float]]] = {
+        name: curve for name, curve in run.curves().items() if name != "loss"
+    }
+    if run.arrays.get("targets") and run.arrays.get("outputs"):
+        targets = run.array("targets", run.arrays["targets"][0])["y"].astype(float)
+        steps = run.arrays["outputs"]
+        outputs = [run.array("outputs", step)["f"] for step in steps]
+        if all(f.size == targets.size for f in outputs):
+            losses = [float(((f.reshape(targets.shape) - targets) ** 2).sum()) for f in outputs]
+            curves["loss"] = [float(step) for step in steps], losses
+    return curves
 
 
 def _axes(count: int) -> list[Any]:

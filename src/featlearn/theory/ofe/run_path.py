@@ -13,6 +13,7 @@ from featlearn.losses import form
 from featlearn.metrics import alignment
 from featlearn.theory.network_path import Assumption, NetworkPath, assumption
 from featlearn.theory.ofe.solution import Solution, solve
+from featlearn.theory.prediction import run_curves
 
 GROWTH = 5.0
 """Largest growth of the kernel for which the theory was right within a third in trials: see `from_run`."""
@@ -78,7 +79,7 @@ def from_run(run: Any, *, rate: float | None = None, loss: Any = None, times: An
         ],
         readings={
             "gamma": gamma,
-            "measured": _measured(run, left, targets),
+            "measured": {name: curve for name, curve in run_curves(run).items() if name in path.curves()},
         },
     )
 
@@ -145,14 +146,3 @@ def _pace(left: dict[int, float], solution: Callable[[Tensor], Solution]) -> Ass
     return assumption(
         "the rate fits", share, 1.5, f"fall of the loss by step {fallen} over the predicted fall", least=1 / 1.5
     )
-
-
-def _measured(run: Any, left: dict[int, float], targets: Tensor) -> dict[str, tuple[list[float], list[float]]]:
-    """Return the run's curves in the theory's units: the summed squared error of the probe."""
-    curves = {"loss": ([float(step) for step in left], list(left.values()))}
-    kernels = {step: _tensor(run.array("kernel", step)["mean"]).double() for step in run.arrays["kernel"]}
-    steps = [float(step) for step in kernels]
-    curves["ntk/norm"] = steps, [float(kernel.norm()) for kernel in kernels.values()]
-    curves["ntk/trace"] = steps, [float(kernel.trace()) for kernel in kernels.values()]
-    curves["ntk/alignment"] = steps, [float(alignment(kernel, targets)) for kernel in kernels.values()]
-    return curves
