@@ -30,13 +30,13 @@ class Check(SimpleNamespace):
 
 
 def check(*problems: Problem) -> Check:
-    return Check(scheme="mup", phase=SimpleNamespace(value="unstable"), problems=problems)
+    return Check(scheme="mup", phase="unstable", problems=problems)
 
 
 def test_problems_lead_with_the_text_to_paste(tmp_path: Path):
     problems = [Problem(parameter=HOSTILE, patch=f"lr *= 1 # {HOSTILE}"), Problem(parameter="b", advice="multiply it")]
     page = Page(width_page(check(*problems), tmp_path / "page.html", title=HOSTILE))
-    assert page.text("h1") == "2 problems: mup, unstable phase"
+    assert page.text("h1") == "2 problems: mup, unstable"
     assert page.source.count("<script>") == 2
     assert [button["data-copy"] for button in page.having("button")] == [f"lr *= 1 # {HOSTILE}", "multiply it"]
     assert HOSTILE in page.text("pre")
@@ -46,7 +46,7 @@ def test_problems_lead_with_the_text_to_paste(tmp_path: Path):
 
 def test_a_check_without_problems_still_names_its_phase(tmp_path: Path):
     page = Page(width_page(check(), tmp_path / "page.html"))
-    assert page.text("h1") == "No problems: mup, unstable phase"
+    assert page.text("h1") == "No problems: mup, unstable"
 
 
 @pytest.mark.parametrize("name", ["missing/page.html"])

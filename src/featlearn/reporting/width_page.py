@@ -20,7 +20,7 @@ def width_page(check: Any, path: str | os.PathLike[str], *, title: str = "Width 
     count = f"{len(problems)} problem{'s' * (len(problems) != 1)}" if problems else "No problems"
     main = tag(
         "main",
-        tag("h1", text(f"{count}: {check.scheme}, {check.phase.value} phase"), id="verdict"),
+        tag("h1", text(f"{count}: {check.scheme}, {check.phase!s}"), id="verdict"),
         *map(_problem, problems),
         tag("h2", "Sizes over the width"),
         tag("div", _panels(check), class_="panels"),
