@@ -68,7 +68,7 @@ def test_the_typical_start_is_the_limit_of_small_weights_of_the_flow(s: list[flo
     inside = across[:, None] + q - q0
     norm = D * (inside.square().sum(1) + (D - len(s)) * across.square()).sqrt()
     torch.testing.assert_close(flow.strength, r, rtol=0, atol=1e-5)
-    torch.testing.assert_close(flow.norm, norm, rtol=1e-4, atol=0)
+    torch.testing.assert_close(flow.kernel_norm, norm, rtol=1e-4, atol=0)
     if len(s) == 1:
         path = typical_start(sigma, D, N, times)
-        torch.testing.assert_close(path.norm, norm, rtol=1e-9, atol=0)
+        torch.testing.assert_close(path.kernel_norm, norm, rtol=1e-9, atol=0)

@@ -66,14 +66,24 @@ def deep_linear_vectors() -> list[Vector]:
         mean = deep_linear.initial_statistics(sigma, D, N).mean_q0
         found.append(vector("deepLinear", "meanStart", [sigma, D, N], mean))
         path = typical_start(sigma, D, N, times(6.0))
-        expected = {"strength": path.strength.T, "loss": path.loss, "alignment": path.alignment, "norm": path.norm}
+        expected = {
+            "strength": path.strength.T,
+            "loss": path.loss,
+            "alignment": path.alignment,
+            "norm": path.kernel_norm,
+        }
         found.append(vector("deepLinear", "typicalPath", [times(6.0), [1.0], sigma, D, N], expected))
     for sigma, layers, s in itertools.product((0.1, 0.3), (2, 3, 4), ([1.0], [1.0, 0.5], [1.0, 0.6, 0.36])):
         D = 12
         asked = times(3 * float(deep_linear.half_time(1.0, sigma**layers, layers)))
         X, Y = whitened_task(D, s)
         path = deep_linear.solve(X, Y, times=asked, c0=sigma**layers, weight_layers=layers, rate=1 / D)
-        expected = {"strength": path.strength.T, "loss": path.loss, "alignment": path.alignment, "norm": path.norm}
+        expected = {
+            "strength": path.strength.T,
+            "loss": path.loss,
+            "alignment": path.alignment,
+            "norm": path.kernel_norm,
+        }
         found.append(vector("deepLinear", "balancedPath", [asked, s, sigma, D, layers], expected))
     return found
 

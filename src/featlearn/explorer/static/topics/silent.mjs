@@ -84,7 +84,7 @@ silent = fl.theory.deep_linear.half_time(s[0], start.mean_q0 / 2, layers)
 curves = {
     "loss": (times, path.loss / Y.square().sum()),
     "alignment": (times, path.alignment),
-    "norm": (times, path.norm),
+    "norm": (times, path.kernel_norm),
     **{f"strength {a + 1}": (times, path.strength[:, a]) for a in range(len(s))},
 }
 silent = fl.theory.deep_linear.half_time(s[0], sigma**layers, layers)
