@@ -88,3 +88,35 @@ def test_problems_are_status_1(own: Path, capsys: pytest.CaptureFixture[str]):
 def test_wrong_usage(own: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, message: str):
     assert main(["widths", *(word.format(own) for word in words), "--quiet"]) == status
     assert message in capsys.readouterr().err
+
+
+DEEP = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.map, self.factor = nn.Linear(6, 6), factor
+
+    def forward(self, x):
+        return x + self.factor * self.map(torch.relu(x))
+
+def by_depth(depth):
+    model = nn.Sequential(nn.Linear(5, 6), *(Block(2 / depth) for _ in range(depth)), nn.Linear(6, 2))
+    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+    return model, (x, x[:, :2]), "mse"
+"""
+
+
+def test_depth_and_the_drift_of_the_best_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "deep.py"
+    path.write_text(DEEP)
+    options = ["--along", "depth", "--sizes", "2", "4", "8", "--seeds", "1", "--steps", "1", "--optimizer", "adam"]
+    assert main(["widths", f"{path}:by_depth", *options, "--transfer", "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (found["scheme"], found["along"], found["sizes"]) == ("CompleteP", "depth", [2, 4, 8])
+    assert "runs of 40 steps" in found["transfer"]["cost"]
+    assert "runs of 40 steps" in said.err
+    assert "networks=3/3 depth=8" in said.err

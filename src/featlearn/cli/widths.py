@@ -1,5 +1,6 @@
 """`featlearn widths`: how a user's network scales with its size."""
 
+import logging
 import sys
 import time
 from contextlib import redirect_stdout
@@ -84,6 +85,10 @@ def widths(
         from featlearn.widths.check import scale_check
 
         task = width_task(subject, sizes[0], optimizer, lr)
+        log, handler = logging.getLogger("featlearn"), logging.StreamHandler(sys.stderr)  # the cost estimate
+        if transfer and not quiet:
+            log.addHandler(handler)
+            log.setLevel(logging.INFO)
         check = scale_check(
             task.make_model,
             task.data,
@@ -96,6 +101,8 @@ def widths(
             transfer=transfer,
             progress=progress,
         )
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
     text = str(check)
     if plot is not None:
         import matplotlib
