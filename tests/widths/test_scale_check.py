@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import featlearn as fl
+from benchmarks.widths import held_out_networks as networks
 from benchmarks.widths.held_out import CASES, Case, checked, located
 from featlearn import widths
 from featlearn.theory.phases import Phase
@@ -263,6 +264,21 @@ def test_which_factor_of_adapters_keeps_the_effect_of_an_update(power: float, sc
         assert float(check.uses[name].exponents["rate"]) == pytest.approx(rate, abs=0.05)
     phase = Phase.UNSTABLE if rate > 0 else Phase.FROZEN if rate < 0 else Phase.LEARNING
     assert (check.scheme, check.phase, check.problems) == (scheme, phase, ())
+
+
+@pytest.mark.parametrize(("power", "problems"), [(-0.5, 0), (-1.0, 0), (0.0, 2)])
+def test_the_scale_of_attention_is_judged_where_heads_become_smaller(power: float, problems: int):
+    def make(heads: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = networks.GPT(32, power=power)
+        for block in model.blocks:
+            block.attention.heads = heads
+        return model, torch.optim.Adam(model.parameters(), lr=0.001)
+
+    data = networks.batch("tokens next")
+    check = fl.scale_check(
+        make, data, sizes=(2, 4, 8), along="heads", seeds=1, steps=1, loss=nn.functional.cross_entropy
+    )
+    assert [problem.quantity for problem in check.problems] == ["attention scale"] * problems
 
 
 class Experts(nn.Module):

@@ -209,7 +209,7 @@ def _judge(runs: Runs, sizes: Sequence[int], *, update: Update, bounded: bool, a
             raise InputValueError(
                 f"no weight grows from width {sizes[0]} to {sizes[-1]}, expected make_model(width) to use its argument"
             )
-        return judge_other(uses, update, sizes, along)
+        return judge_other(uses, fit_attention(runs, sizes), update, sizes, along)
     return judge_width(uses, fit_attention(runs, sizes), update, sizes, bounded, along)
 
 

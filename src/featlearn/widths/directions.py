@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from featlearn.linalg.estimate import Estimate
 from featlearn.theory.phases import Phase
 from featlearn.widths.deviations import STABLE, VECTOR_TOLERANCE, Judgment, ProblemWriter
 from featlearn.widths.scaling import Problem, UseScaling
@@ -116,10 +117,18 @@ def judge_rank(uses: Mapping[str, UseScaling], update: Update, sizes: Sequence[i
     return Judgment(name, words, scheme.name, phase, tuple(problems), expected)
 
 
-def judge_other(uses: Mapping[str, UseScaling], update: Update, sizes: Sequence[int], along: str) -> Judgment:
+def judge_other(
+    uses: Mapping[str, UseScaling],
+    attention: Mapping[str, Mapping[str, Estimate]],
+    update: Update,
+    sizes: Sequence[int],
+    along: str,
+) -> Judgment:
     """Judge sizes for which weights keep their shapes, as the number of experts: all powers should be constant."""
     expected = {name: replace(use, expected={"gain": 0.0, "rate": 0.0}) for name, use in uses.items()}
-    problems = _problems(expected, ProblemWriter(update, along, sizes[0]))
+    writer = ProblemWriter(update, along, sizes[0])
+    scales = [writer.attention(module, powers, "constant") for module, powers in attention.items()]
+    problems = [*_problems(expected, writer), *(problem for problem in scales if problem is not None)]
     rates = [float(use.exponents["rate"]) for use in uses.values() if _rated(use)]
     phase = Phase.UNSTABLE if max(rates, default=0.0) > 0.2 else Phase.LEARNING
     return Judgment(
