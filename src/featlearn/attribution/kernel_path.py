@@ -174,8 +174,10 @@ class KernelPath:
         share = 1 / self.samples if self.objective.averaged else 1.0
         if rate * share * curvature <= 0:
             return kernel
-        values, vectors, _ = self._top(interval)
         limit = self.largest_step / (rate * share * curvature)
+        if float(kernel[: kernel.shape[1]].norm()) <= limit:  # no eigenvalue is larger than the norm
+            return kernel
+        values, vectors, _ = self._top(interval)
         vectors, shrinking = vectors[:, values > limit], 1 - limit / values[values > limit]
         return kernel - ((kernel.double() @ vectors) * shrinking @ vectors.mT).to(kernel)
 
