@@ -33,6 +33,8 @@ def checked_tensor(value: Any, name: str) -> Tensor:
             remedy = f"stack them: torch.stack({name})"
         elif isinstance(value, dict):
             remedy = f"choose one of its entries, such as {name}[{next(iter(value), 'name')!r}]"
+        elif type(value).__name__ == "StoredKernel":
+            remedy = f"this function does not read blocks of a file: read it into memory, {name}[:]"
         raise InputTypeError(f"{name} is {type(value).__name__}, expected a tensor; {remedy}")
     if value.is_complex():
         raise InputTypeError(f"{name} is complex, expected real numbers")

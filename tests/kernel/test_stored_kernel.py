@@ -358,6 +358,8 @@ def test_cross_kernels_and_missing_tops_are_refused(tmp_path: Path):
     ):
         with pytest.raises(fl.FeatlearnError, match="K is a cross kernel of shape"):
             call()
+    with pytest.raises(fl.FeatlearnError, match=r"K is StoredKernel, expected a tensor; .*read it into memory, K\[:\]"):
+        fl.metrics.effective_rank(square)  # type: ignore[arg-type]
     with pytest.raises(fl.FeatlearnError, match="top=None, expected the number of eigenvalues"):
         fl.metrics.spectrum(square)
     for top in (0, 22, True):
