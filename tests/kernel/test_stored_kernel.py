@@ -1,11 +1,13 @@
 """Kernels in files: equal to those in memory, continued with the same bits, and refused where they are others."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +235,22 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(fl.FeatlearnError, match=r"takes 1.11e-05 GB and 1e-05 GB are free .*float16 takes half"):
         fl.ntk(model, x, out=out)
     assert not list(tmp_path.iterdir())
+    monkeypatch.undo()
+
+    def failing(code: int) -> Callable[..., None]:
+        def reserve(*_: int) -> None:
+            raise OSError(code, "no")
+
+        return reserve
+
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EDQUOT), raising=False)
+    with pytest.raises(fl.FeatlearnError, match="expected room for all of it"):
+        fl.ntk(model, x, out=out)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EOPNOTSUPP), raising=False)
+    assert fl.ntk(model, x, out=tmp_path / "unreserved.npy").done
+    for file in tmp_path.iterdir():
+        file.unlink()
     out.write_text("mine")
     with pytest.raises(fl.FeatlearnError, match="exists and has no manifest, expected a new file; remove it first"):
         fl.ntk(model, x, out=out)

@@ -1,5 +1,6 @@
 """Kernels in files: written tile by tile, read by blocks of rows."""
 
+import errno
 import json
 import os
 import shutil
@@ -201,19 +202,25 @@ class KernelFile:
         elif self._path.exists():
             raise InputValueError(f"{self._path} exists and has no manifest, expected a new file; remove it first")
         free = free_disk(self._path) + (self._path.stat().st_size if self._path.exists() else 0)
+        full = InputValueError(
+            f"out={str(self._path)!r} takes {self._size / 1e9:.3g} GB and {free / 1e9:.3g} GB are free on that disk, "
+            "expected room for all of it; out_dtype=torch.float16 takes half of float32"
+        )
         if self._size > free:
-            raise InputValueError(
-                f"out={str(self._path)!r} takes {self._size / 1e9:.3g} GB and {free / 1e9:.3g} GB are free on that "
-                "disk, expected room for all of it; out_dtype=torch.float16 takes half of float32"
-            )
+            raise full
         self._manifest.truncate(0)
         self._manifest.write((json.dumps(self.header) + "\n").encode())
         with self._path.open("wb") as file:
             file.write(self._head)
             file.flush()
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, self._size)
-            file.truncate(self._size)
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, self._size)
+                file.truncate(self._size)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                    raise full from error
+                file.truncate(self._size)  # a file system that reserves no space
 
     def _compare(self, stored: dict[str, Any], tiles: Mapping[int, Any]) -> None:
         """Refuse a call with other arguments, data or weights than the one that began the file."""
@@ -330,8 +337,10 @@ def _lock(manifest: IO[bytes], path: Path) -> None:
         return
     try:
         fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         raise InputValueError(f"another process is writing {path}, expected one; wait for it, or end it") from None
+    except OSError:  # a file system without locks
+        return
 
 
 def checked_path(out: object) -> Path:
