@@ -15,7 +15,6 @@ from featlearn.gradients.directions import Outputs, OutputSelection, output_dire
 from featlearn.kernel.divided_execution import DividedExecution
 from featlearn.kernel.divided_samples import SampleShares
 from featlearn.kernel.execution import KernelExecution, refuse_not_finite
-from featlearn.kernel.step_rates import Rate, elementwise
 from featlearn.kernel.stream import taken
 from featlearn.kernel.verification import KernelVerification
 from featlearn.measurement import Measurement
@@ -25,6 +24,7 @@ from featlearn.network.isolation import collector_paused
 from featlearn.planning.exchange import shared_kernel
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import byte_budget
+from featlearn.planning.plan import KernelCall, Rate
 from featlearn.shapes import describe
 
 
@@ -101,10 +101,11 @@ def _measured(
     shared = shared_kernel(ranks.size, division.samples, division.symmetric, directions, pair, by, budget)
     with ranks.together():
         left = budget - shared.reserved
-        mine = plan_kernel(pair, directions, elementwise(rates), by, left, verify, division.samples[1])
+        call = KernelCall(directions=directions, by=by, rates=rates, memory=left, verify=verify)
+        mine = plan_kernel(pair, call, division.samples[1])
     plan = ranks.from_first(mine)
-    execution = KernelExecution(pair, plan, directions, rates=rates, by=by, proportional=None)
-    checks = KernelVerification(pair, directions, rates, plan, division.samples, ranks) if verify else None
+    execution = KernelExecution(pair, plan, call)
+    checks = KernelVerification(pair, call, plan, division.samples, ranks) if verify else None
     keys = kernel_keys(pair.parameters, by)
     kernels = DividedExecution(execution, pair, plan, directions, division, shared, keys, checks).run()
     pair.has_gradient = ranks.any(pair.has_gradient)

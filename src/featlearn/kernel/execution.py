@@ -1,7 +1,7 @@
 """One tangent kernel, measured by its plan: gradients of blocks of samples, captured, gathered and multiplied."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,18 +15,20 @@ from featlearn.contraction.gram import in_memory_order
 from featlearn.contraction.kernel_sum import Kernels, KernelSum, kernel_keys
 from featlearn.contraction.proportional_outputs import ProportionalOutputs, UnequalChunksError
 from featlearn.errors import InputTypeError, InputValueError, NotFiniteError
-from featlearn.gradients.directions import Directions, Outputs, OutputSelection, output_directions
-from featlearn.kernel.step_rates import Rate, elementwise, step_rates, with_rates
+from featlearn.gradients.directions import Directions, Outputs, output_directions
+from featlearn.kernel.step_rates import step_rates, with_rates
 from featlearn.measurement import Measurement
 from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import ModelWithInputs
 from featlearn.planning.kernel_plan import plan_kernel
 from featlearn.planning.memory import keep_released_memory
 from featlearn.planning.plan import (
+    KernelCall,
     ParameterGroup,
     Plan,
     PlannedKernel,
     ProgressLine,
+    Rate,
     plan_key,
     sample_blocks,
     still_fits,
@@ -43,14 +45,12 @@ class KernelExecution:
         self,
         measurement: Measurement,
         plan: Plan,
-        directions: OutputSelection,
-        *,
-        rates: Mapping[str, Rate],
-        by: str,
-        proportional: frozenset[str] | None,
+        call: KernelCall,
+        proportional: frozenset[str] | None = None,
     ) -> None:
-        self._measurement, self._plan, self._directions, self._rates = measurement, plan, directions, rates
-        self._keys = kernel_keys(measurement.parameters, by)
+        self._measurement, self._plan, self._directions, self._rates = measurement, plan, call.directions, call.rates
+        self._formed = call.formed if call.rates else frozenset()
+        self._keys = kernel_keys(measurement.parameters, call.by)
         self._known = proportional
         self.found_proportional: frozenset[str] | None = None
         """Parameters for which one output direction was found to stand for all."""
@@ -96,7 +96,7 @@ class KernelExecution:
                 chunk,
                 group.names,
                 self._directions.rows(chosen),
-                dense=elementwise(self._rates) if self._rates else (),
+                dense=self._formed,
                 proportional=proportional,
                 apart=mode == "each",
                 last=chosen is blocks[-1],
@@ -240,58 +240,43 @@ def checked_by(by: str) -> None:
         raise InputValueError(f"by={by!r}, expected 'network', 'layer' or 'parameter'")
 
 
-def measured_kernels(
-    measurement: Measurement,
-    audited: AuditedModel,
-    outputs: Outputs | OutputSelection,
-    by: str,
-    *,
-    rates: Mapping[str, Rate] | None = None,
-    verify: bool = False,
-    memory: str | int | None = None,
-) -> Kernels:
-    """Compute the kernels of a measurement under way: key (layer, parameter, or "" for the network) -> kernel."""
-    rates = {} if rates is None else rates
-    memory = audited.request.memory if memory is None else memory
-    if memory is None:
+def measured_kernels(measurement: Measurement, plans: dict[object, PlannedKernel], call: KernelCall) -> Kernels:
+    """Compute the kernels of a measurement under way: key (layer, parameter, or "" for the network) -> kernel.
+
+    `plans` are those of earlier calls.
+    """
+    if call.memory is None:
         keep_released_memory()
-    directions = outputs if isinstance(outputs, OutputSelection) else output_directions(outputs, measurement.classes)
-    formed = elementwise(rates) if rates else frozenset()
-    key = plan_key(measurement, directions, formed, by, memory, verify)
-    known = audited.plans.get(key)
-    if known is None or not still_fits(known.plan, memory, measurement.device):
-        known = PlannedKernel(plan_kernel(measurement, directions, formed, by, memory, verify), None)
-    elif measurement.device.type == "cuda" and not verify and not measurement.reuse:
+    key = plan_key(measurement, call)
+    known = plans.get(key)
+    if known is None or not still_fits(known.plan, call.memory, measurement.device):
+        known = PlannedKernel(plan_kernel(measurement, call), None)
+    elif measurement.device.type == "cuda" and not call.verify and not measurement.reuse:
         # All checks in one wait at the end. Should one fail, everything is measured again, and each acted on.
-        kernels = _deferring(measurement, known, directions, rates, by)
+        kernels = _deferring(measurement, known, call)
         if kernels is not None:
             return kernels
-    execution = KernelExecution(measurement, known.plan, directions, rates=rates, by=by, proportional=None)
+    execution = KernelExecution(measurement, known.plan, call)
     checks = None
-    if verify:
+    if call.verify:
         from featlearn.kernel.verification import KernelVerification  # late: few kernels need it
 
-        checks = KernelVerification(measurement, directions, rates, known.plan)
+        checks = KernelVerification(measurement, call, known.plan)
     kernels = execution.run(checks)
     measurement.refuse_no_gradient()
     if checks is not None:
         checks.conclude()
-    refuse_not_finite(measurement, kernels, by)
-    audited.plans[key] = PlannedKernel(known.plan, execution.found_proportional)
+    refuse_not_finite(measurement, kernels, call.by)
+    plans[key] = PlannedKernel(known.plan, execution.found_proportional)
     return kernels
 
 
-def _deferring(
-    measurement: Measurement, known: PlannedKernel, directions: OutputSelection, rates: Mapping[str, Rate], by: str
-) -> Kernels | None:
+def _deferring(measurement: Measurement, known: PlannedKernel, call: KernelCall) -> Kernels | None:
     """The kernels with every check deferred to the end; None if one of them fails."""
     deferred = DeferredChecks()
     measurement.defer(deferred)
     try:
-        execution = KernelExecution(
-            measurement, known.plan, directions, rates=rates, by=by, proportional=known.proportional
-        )
-        kernels = execution.run()
+        kernels = KernelExecution(measurement, known.plan, call, known.proportional).run()
         tiny = torch.finfo(measurement.dtype).tiny
         deferred.expect_sizes(
             lambda size: math.isfinite(size) and size >= tiny, [in_memory_order(kernel) for kernel in kernels.values()]

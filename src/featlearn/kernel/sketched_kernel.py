@@ -1,23 +1,22 @@
 """Tangent kernels from sketched gradients, with a standard error for every entry."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from featlearn.audited_model import AuditedModel
 from featlearn.contraction.gram import mirror
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.tensor_sketch import Sketch, SketchTables, add_sketch
 from featlearn.errors import InputTypeError, InputValueError, NotFiniteError
-from featlearn.gradients.directions import Outputs, OutputSelection, output_directions
+from featlearn.gradients.directions import Outputs
 from featlearn.kernel.execution import NOT_FINITE
-from featlearn.kernel.step_rates import Rate, elementwise, with_rates
+from featlearn.kernel.step_rates import with_rates
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.plan import ProgressLine
+from featlearn.planning.plan import KernelCall, ProgressLine
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch, sketch_view
 
 Features = dict[str, Tensor]
@@ -40,18 +39,10 @@ def checked_sketch(sketch: object, outputs: Outputs, verify: bool) -> Sketch:
     return sketch
 
 
-def sketched_kernels(
-    measurement: Measurement,
-    audited: AuditedModel,
-    sketch: Sketch,
-    outputs: Outputs,
-    by: str,
-    rates: Mapping[str, Rate],
-) -> dict[str, Estimate]:
+def sketched_kernels(measurement: Measurement, sketch: Sketch, call: KernelCall) -> dict[str, Estimate]:
     """The kernels of a measurement that is under way: key -> estimate whose value and stderr are (P, P2)."""
-    directions = output_directions(outputs, measurement.classes)
-    plan = plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.request.memory)
-    features = SketchedFeatures(measurement, plan, directions, rates, by, sketch)
+    plan = plan_sketch(measurement, call, sketch)
+    features = SketchedFeatures(measurement, plan, call, sketch)
     with ProgressLine("sketched kernel", plan.passes) as progress:
         sides = [
             features.sketched(_chunks(batch, plan.chunk), batch.samples, progress) for batch in measurement.batches
@@ -61,7 +52,7 @@ def sketched_kernels(
     for key in list(sides[0]):
         left = sides[0].pop(key)
         right = left if plan.symmetric else sides[1].pop(key)
-        found[key] = gram_estimate(left, right, directions.divisor, plan.scratch)
+        found[key] = gram_estimate(left, right, call.directions.divisor, plan.scratch)
         if not bool(found[key].value.isfinite().all()):  # type: ignore[union-attr]
             raise NotFiniteError(f"the kernel is not finite: {NOT_FINITE}")
     return found
@@ -70,18 +61,10 @@ def sketched_kernels(
 class SketchedFeatures:
     """Sketches of the gradients of samples, chunk by chunk."""
 
-    def __init__(
-        self,
-        measurement: Measurement,
-        plan: SketchPlan,
-        directions: OutputSelection,
-        rates: Mapping[str, Rate],
-        by: str,
-        sketch: Sketch,
-    ) -> None:
-        self._measurement, self._plan, self._rates, self._sketch = measurement, plan, rates, sketch
-        self._keys = kernel_keys(measurement.parameters, by)
-        self._directions = directions.rows(slice(0, directions.count))
+    def __init__(self, measurement: Measurement, plan: SketchPlan, call: KernelCall, sketch: Sketch) -> None:
+        self._measurement, self._plan, self._call, self._sketch = measurement, plan, call, sketch
+        self._keys = kernel_keys(measurement.parameters, call.by)
+        self._directions = call.directions.rows(slice(0, call.directions.count))
         self._seed = sketch.seed()
         self._tables: dict[str, SketchTables] = {}
 
@@ -95,9 +78,9 @@ class SketchedFeatures:
         for batch, begin, end, place in chunks:
             chunk = measurement.chunk(batch, begin, end)
             captured = measurement.each_gradient(
-                chunk, measurement.parameters, self._directions, dense=elementwise(self._rates), last=True
+                chunk, measurement.parameters, self._directions, dense=self._call.formed, last=True
             )
-            for name, gradients in with_rates(captured, self._rates):
+            for name, gradients in with_rates(captured, self._call.rates):
                 add_sketch(found[self._keys[name]][:, place], gradients, self._table(name), plan.scratch)
                 del gradients
             del chunk, captured  # before the next one is made

@@ -13,10 +13,9 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 from featlearn.contraction.factors import Dense, Gradients
 from featlearn.errors import InputTypeError, InputValueError, UnsupportedModelError
+from featlearn.planning.plan import Rate
 
 SUPPORTED = (SGD, Adam, AdamW, RMSprop, Adagrad)
-Rate = float | Tensor
-"""One rate for a whole parameter, or one for each of its entries."""
 
 
 def step_rates(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Rate]:
@@ -98,11 +97,6 @@ def _adagrad(group: dict[str, Any], state: dict[str, Any], gradient: Tensor | No
         total, step = total + gradient**2, step + 1
     rate: Tensor = lr / (1 + (step - 1) * group["lr_decay"]) / (total.sqrt() + group["eps"])
     return rate
-
-
-def elementwise(rates: Mapping[str, Rate]) -> set[str]:
-    """Parameters with a rate for every entry."""
-    return {name for name, rate in rates.items() if isinstance(rate, Tensor)}
 
 
 def with_rates(captured: Iterator[tuple[str, Gradients]], rates: Mapping[str, Rate]) -> Iterator[tuple[str, Gradients]]:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,14 @@ from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.agreement import fingerprints, smallest_budget
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputTypeError, InputValueError
-from featlearn.gradients.directions import Outputs, OutputSelection, output_directions
+from featlearn.gradients.directions import Outputs, output_directions
 from featlearn.kernel.execution import checked_rates, measured_kernels
-from featlearn.kernel.step_rates import Rate, elementwise
 from featlearn.linalg.stored_kernel import KernelFile, StoredKernel, checked_path, free_disk, tile_places
 from featlearn.measurement import Measurement, spread
 from featlearn.network.inputs import Inputs, ModelWithInputs, tensors_in
 from featlearn.planning.kernel_plan import parameter_plans
 from featlearn.planning.memory import byte_budget, readable_bytes, readable_seconds
-from featlearn.planning.plan import ProgressLine, plural, times
+from featlearn.planning.plan import KernelCall, ProgressLine, plural, times
 from featlearn.planning.rank_costs import Device, checked_device, checked_ranks
 
 LEAST_TILE, LARGEST_TILE = 64, 8192
@@ -57,10 +56,11 @@ def stored_kernels(
     rates = whole_tensors(rates)
     audited.forget()  # the same plans in every process
     with audited.measuring([x] if x2 is None else [x, x2], by_layer=True) as measurement:
-        directions = output_directions(outputs, measurement.classes)
-        tiles = KernelTiles(measurement, audited, directions, by, rates, verify, out_dtype)
-        budget = byte_budget(audited.request.memory, measurement.device)
-        budget = smallest_budget(ranks, budget, measurement.device, measured=audited.request.memory is None)
+        directions, memory = output_directions(outputs, measurement.classes), audited.request.memory
+        call = KernelCall(directions=directions, by=by, rates=rates, memory=memory, verify=verify)
+        tiles = KernelTiles(measurement, call, out_dtype)
+        budget = byte_budget(memory, measurement.device)
+        budget = smallest_budget(ranks, budget, measurement.device, measured=memory is None)
         for leads in (True, False):  # rank 0 makes the file
             with ranks.together():
                 if leads == (ranks.rank == 0):
@@ -93,25 +93,21 @@ class KernelTiles:
     """Kernels of a measurement under way, tile by tile."""
 
     measurement: Measurement
-    audited: AuditedModel
-    directions: OutputSelection
-    by: str
-    rates: Mapping[str, Rate]
-    verify: bool
+    call: KernelCall
     out_dtype: torch.dtype | None
 
     @property
     def parts(self) -> list[str]:
         """Names of all kernels."""
-        return list(dict.fromkeys(kernel_keys(self.measurement.parameters, self.by).values()))
+        return list(dict.fromkeys(kernel_keys(self.measurement.parameters, self.call.by).values()))
 
     def header(self, budget: int) -> dict[str, Any]:
         """Return how the kernel is divided, and what must be the same in a call that goes on with it."""
         measurement, batches = self.measurement, self.measurement.batches
         dtype = self.out_dtype or measurement.dtype
         weights = {**dict(measurement.model.named_parameters()), **dict(measurement.model.named_buffers())}
-        drawn = self.directions.drawn
-        chosen = replace(self.directions, drawn=None)
+        drawn = self.call.directions.drawn
+        chosen = replace(self.call.directions, drawn=None)
         few = batches[0].outputs(slice(0, min(2, batches[0].samples))).detach()[:, :8]
         samples = (batches[0].samples, batches[-1].samples)
         return {
@@ -126,23 +122,23 @@ class KernelTiles:
             "call": {
                 **{batch.name: fingerprints(_named(tensors_in(batch.x))) for batch in batches},
                 "the weight or buffer": fingerprints(weights),
-                "the rate of": fingerprints({name: torch.as_tensor(rate) for name, rate in self.rates.items()}),
+                "the rate of": fingerprints({name: torch.as_tensor(rate) for name, rate in self.call.rates.items()}),
                 "outputs": [str(chosen), None if drawn is None else fingerprints({"drawn": drawn})],
-                "by": self.by,
+                "by": self.call.by,
                 "parameters": list(measurement.parameters),
                 "dtype": str(measurement.dtype),
                 "out_dtype": str(dtype),
-                "verify": self.verify,
-                "memory": str(self.audited.request.memory),
+                "verify": self.call.verify,
+                "memory": str(self.call.memory),
             },
         }
 
     def tile(self, budget: int) -> int:
         """Return how many samples a side of a tile has: its entries, and gradients on both sides, fit into memory."""
         measurement, (rows, columns) = self.measurement, self.samples
-        count, mode = self.directions.count, self.directions.mode
-        plans = parameter_plans(measurement, mode, count, (rows, columns), elementwise(self.rates))
-        entry = measurement.dtype.itemsize * (len(self.parts) + self.verify)
+        count, mode = self.call.directions.count, self.call.directions.mode
+        plans = parameter_plans(measurement, mode, count, (rows, columns), self.call.formed)
+        entry = measurement.dtype.itemsize * (len(self.parts) + self.call.verify)
         available = max(budget - measurement.copied_bytes, 1) / SHARE
         gradients = max(LEAST_TILE, int(available / 2 / sum(plan.kept for plan in plans)))
         longest = max(rows, columns)
@@ -156,15 +152,12 @@ class KernelTiles:
 
     def kernels(self, rows: slice, columns: slice, memory: int) -> Kernels:
         """Compute a tile of every kernel; the same numbers in every process."""
-        self.audited.plans.clear()
         batches = self.measurement.batches
         sides = [_some(batches[0], rows)]
         if len(batches) == 2 or rows != columns:
             sides.append(_some(batches[-1], columns))
         pair = self.measurement.of_batches(*sides)
-        return measured_kernels(
-            pair, self.audited, self.directions, self.by, rates=self.rates, verify=self.verify, memory=memory
-        )
+        return measured_kernels(pair, {}, replace(self.call, memory=memory))
 
     def write(self, file: KernelFile, name: str, rank: int, ranks: int) -> None:
         """Write the missing tiles of one rank."""
@@ -179,7 +172,7 @@ class KernelTiles:
         batch = self.measurement.batches[0]
         few = _some(batch, torch.arange(batch.samples, device="cpu")[spread(batch.samples)])
         pair = self.measurement.of_batches(few)
-        kernels = measured_kernels(pair, self.audited, self.directions, self.by, rates=self.rates, memory=budget)
+        kernels = measured_kernels(pair, {}, replace(self.call, memory=budget))
         largest = max(float(kernel.diagonal().max()) for kernel in kernels.values())
         return 2.0 ** (math.floor(math.log2(largest)) - 8) if largest > 0 else 1.0
 
@@ -225,7 +218,7 @@ class StoredPlan:
 def plan_stored(tiles: KernelTiles, path: Path, ranks: int | None, device: str | Device) -> StoredPlan:
     """Plan a stored kernel, with the time on this machine, or on `ranks` devices."""
     measurement, shape = tiles.measurement, tiles.samples
-    budget = byte_budget(tiles.audited.request.memory, measurement.device)
+    budget = byte_budget(tiles.call.memory, measurement.device)
     tile = tiles.tile(budget)
     places = tile_places({"shape": shape, "tile": tile, "symmetric": len(measurement.batches) == 1})
     captured = sum(
@@ -238,8 +231,8 @@ def plan_stored(tiles: KernelTiles, path: Path, ranks: int | None, device: str |
         speed, share = checked_device(device), slice(0, min(2, shape[0]))
         with FlopCounterMode(display=False) as counted:
             measurement.batches[0].outputs(share)
-        passes = counted.get_total_flops() / share.stop * (1 + tiles.directions.count) * captured
-        plans = parameter_plans(measurement, "sum", tiles.directions.count, (tile, tile), elementwise(tiles.rates))
+        passes = counted.get_total_flops() / share.stop * (1 + tiles.call.directions.count) * captured
+        plans = parameter_plans(measurement, "sum", tiles.call.directions.count, (tile, tile), tiles.call.formed)
         operations = passes + 2 * sum(plan.operations for plan in plans) / tile**2 * entries
         seconds = operations / speed.rate(measurement.dtype) / checked_ranks(ranks)
         basis = f"a model of {ranks} {speed.name} that was not run on several GPUs"

@@ -9,12 +9,11 @@ from torch import Tensor
 from featlearn.audited_model import AuditedModel
 from featlearn.distributed.group import RankGroup
 from featlearn.kernel.jacobian_products import JvpMethod, add_pulled_back, inner_products, no_tangents
-from featlearn.kernel.step_rates import Rate
 from featlearn.kernel.stream import SampleStream
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.memory import byte_budget
-from featlearn.planning.plan import ProgressLine
+from featlearn.planning.plan import ProgressLine, Rate
 
 
 @dataclass(frozen=True)

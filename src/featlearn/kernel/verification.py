@@ -16,11 +16,9 @@ from torch import Tensor
 from featlearn.audit.independence import last_digit_changed
 from featlearn.distributed.group import RankGroup
 from featlearn.errors import VerificationError
-from featlearn.gradients.directions import OutputSelection
 from featlearn.graph.graph import numbers
-from featlearn.kernel.step_rates import Rate
 from featlearn.measurement import Measurement
-from featlearn.planning.plan import Plan
+from featlearn.planning.plan import KernelCall, Plan
 
 VECTORS = 2
 """Vectors w: a row that is nearly orthogonal to one of them is hardly so to both."""
@@ -45,14 +43,14 @@ class KernelVerification:
     def __init__(
         self,
         measurement: Measurement,
-        directions: OutputSelection,
-        rates: Mapping[str, Rate],
+        call: KernelCall,
         plan: Plan,
         samples: tuple[int, int] | None = None,
         ranks: RankGroup | None = None,
     ) -> None:
         self._ranks = RankGroup() if ranks is None else ranks
-        self._measurement, self._directions, self._rates = measurement, directions, rates
+        directions = call.directions
+        self._measurement, self._directions, self._rates = measurement, directions, call.rates
         self._block = plan.verified_together
         generator = torch.Generator("cpu").manual_seed(1)
         # A vector over samples for every direction; the same for all of them where only their sum is kept.

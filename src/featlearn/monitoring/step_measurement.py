@@ -17,7 +17,7 @@ from featlearn.gradients.captured import Chunk
 from featlearn.gradients.directions import Directions, Outputs
 from featlearn.graph.graph import backward
 from featlearn.kernel.execution import measured_kernels
-from featlearn.kernel.step_rates import Rate, step_rates
+from featlearn.kernel.step_rates import step_rates
 from featlearn.linear_maps.consecutive import Pair, consecutive
 from featlearn.linearization.two_states import LEAST, Gap, GapMemory, TwoStates
 from featlearn.measurement import Measurement
@@ -27,6 +27,7 @@ from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, ModelWithInputs
 from featlearn.planning.kernel_plan import bytes_per_sample
 from featlearn.planning.memory import byte_budget
+from featlearn.planning.plan import KernelCall, Rate
 from featlearn.quantities.feature_change import (
     LAST,
     LOW_PRECISION,
@@ -503,7 +504,10 @@ class StepMeasurement:
         """Kernels, by all ranks where they measure together; those of an optimizer's step by this one."""
 
         def alone() -> Kernels:
-            return measured_kernels(measurement, self.audited, outputs, by, rates=rates)
+            directions = output_directions(outputs, measurement.classes)
+            memory = self.audited.request.memory
+            call = KernelCall(directions=directions, by=by, rates=rates or {}, memory=memory)
+            return measured_kernels(measurement, self.audited.plans, call)
 
         if self.shared is None or rates:
             return alone()

@@ -16,29 +16,21 @@ from featlearn.gradients.directions import OutputSelection
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer
 from featlearn.planning.memory import byte_budget, readable_bytes
-from featlearn.planning.plan import ParameterGroup, ParameterPlan, Plan
+from featlearn.planning.plan import KernelCall, ParameterGroup, ParameterPlan, Plan
 
 
-def plan_kernel(
-    measurement: Measurement,
-    directions: OutputSelection,
-    elementwise: Collection[str],
-    by: str,
-    memory: str | int | None,
-    verify: bool,
-    columns: int | None = None,
-) -> Plan:
+def plan_kernel(measurement: Measurement, call: KernelCall, columns: int | None = None) -> Plan:
     """Choose routes, groups of parameters and chunks for a kernel.
 
-    `elementwise`: parameters whose entries have rates of their own, so that their gradients must be formed. `columns`:
-    how many the kernel has, where other ranks have the samples of most of them.
+    `columns`: how many the kernel has, where other ranks have the samples of most of them.
     """
+    directions = call.directions
     sizes = [batch.samples for batch in measurement.batches]
     samples = (sizes[0], sizes[-1])
     count = directions.count
-    budget = byte_budget(memory, measurement.device)
+    budget = byte_budget(call.memory, measurement.device)
     shape = directions.kernel_shape(samples[0], samples[1] if columns is None else columns)
-    kernels = len(set(kernel_keys(measurement.parameters, by).values())) + (1 if verify else 0)
+    kernels = len(set(kernel_keys(measurement.parameters, call.by).values())) + (1 if call.verify else 0)
     needed = torch.Size(shape).numel() * measurement.dtype.itemsize * kernels
     if needed > 0.9 * budget:
         raise MemoryBudgetError(
@@ -48,7 +40,7 @@ def plan_kernel(
             "(fl.NTKOperator), estimate it (sketch=fl.Sketch(k)), take outputs='mean' and by='network', or pass a "
             "larger memory="
         )
-    plans = parameter_plans(measurement, directions.mode, count, samples, elementwise)
+    plans = parameter_plans(measurement, directions.mode, count, samples, call.formed)
     # Activations, their gradients and what an op needs while it runs.
     graph_bytes = 3 * max(
         (example.graph.structure.output_bytes // len(example.indices) if example.graph else 0)
@@ -86,13 +78,13 @@ def plan_kernel(
         launch_bytes=measurement.facts.launch_bytes,
         proved_by=frozenset() if None in proofs else proved_by,
         confirmed=confirmed,
-        verified=verify,
+        verified=call.verify,
         gathered_bytes=measurement.gathered_bytes,
     )
 
 
 def parameter_plans(
-    measurement: Measurement, mode: Mode, directions: int, samples: tuple[int, int], elementwise: Collection[str]
+    measurement: Measurement, mode: Mode, directions: int, samples: tuple[int, int], formed: Collection[str]
 ) -> tuple[ParameterPlan, ...]:
     """Plan how every parameter is read and contracted, from a few samples of every batch."""
     item, weight = measurement.dtype.itemsize, elementwise_cost(measurement.device)
@@ -116,7 +108,7 @@ def parameter_plans(
         if not examples:
             plans.append(plan)
             continue
-        route, reason = _route(name, examples, name in elementwise)
+        route, reason = _route(name, examples, name in formed)
         if route != "factors":
             operands = max(_operand_numbers(example, name) for example in examples) * directions * item
             dense = samples[0] * samples[1] * size * (directions**2 if mode == "full" else directions)

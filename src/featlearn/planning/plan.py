@@ -4,12 +4,13 @@ import math
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
+from torch import Tensor
 
 from featlearn.audit.audit import AUDITED
 from featlearn.audit.independence import part_sizes, piece_count
@@ -20,6 +21,27 @@ from featlearn.planning.memory import byte_budget, readable_bytes, readable_coun
 if TYPE_CHECKING:
     from featlearn.measurement import Measurement
     from featlearn.planning.rank_costs import RankCosts
+
+
+Rate = float | Tensor
+"""One learning rate for a whole parameter, or one for each of its entries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCall:
+    """Validated arguments of a kernel."""
+
+    directions: OutputSelection
+    by: str = "network"
+    rates: Mapping[str, Rate] = field(default_factory=dict)
+    """Learning rates of an optimizer, for the kernel of its update."""
+    memory: str | int | None = None
+    verify: bool = False
+
+    @property
+    def formed(self) -> frozenset[str]:
+        """Parameters with a rate for every entry: their gradients must be formed."""
+        return frozenset([name for name, rate in self.rates.items() if isinstance(rate, Tensor)])
 
 
 class ProgressLine:
@@ -376,18 +398,12 @@ def _counted(uses: Sequence[str]) -> str:
     return ", ".join(name if count == 1 else f"{name} x{count}" for name, count in counts.items()) or "-"
 
 
-def plan_key(
-    measurement: "Measurement",
-    directions: OutputSelection,
-    elementwise: Collection[str],
-    by: str,
-    memory: str | int | None,
-    verify: bool,
-) -> object:
+def plan_key(measurement: "Measurement", call: KernelCall) -> object:
     """Return the cache key of a plan: kernels with equal keys are measured in the same way."""
     kinds = tuple([(batch.kind, batch.samples) for batch in measurement.batches])
-    asked = (directions.mode, directions.count, directions.classes, by, str(memory), verify)
-    return (kinds, measurement.weight_kind, measurement.gathered_bytes, frozenset(elementwise), asked)
+    directions = call.directions
+    asked = (directions.mode, directions.count, directions.classes, call.by, str(call.memory), call.verify)
+    return (kinds, measurement.weight_kind, measurement.gathered_bytes, call.formed if call.rates else None, asked)
 
 
 def still_fits(plan: Plan, memory: str | int | None, device: torch.device) -> bool:

@@ -1,18 +1,16 @@
 """The plan of a sketched kernel: how each parameter is sketched, samples in a pass, time and memory."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from featlearn.contraction.kernel_sum import kernel_keys
 from featlearn.contraction.tensor_sketch import Sketch, SketchRoute, View, formed_cost, route_costs, sample_bytes
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.captured import Chunk
-from featlearn.gradients.directions import OutputSelection
 from featlearn.measurement import Measurement
 from featlearn.ops import Outer
 from featlearn.planning.kernel_plan import captured_bytes, samples_within
 from featlearn.planning.memory import byte_budget, readable_bytes, readable_count
-from featlearn.planning.plan import alike, common_name, plural, text_table
+from featlearn.planning.plan import KernelCall, alike, common_name, plural, text_table
 
 
 @dataclass(frozen=True)
@@ -119,26 +117,23 @@ class SketchPlan:
 
 def plan_sketch(
     measurement: Measurement,
-    directions: OutputSelection,
+    call: KernelCall,
     sketch: Sketch,
-    elementwise: Collection[str],
-    by: str,
-    memory: str | int | None,
     *,
     samples: tuple[int, int] | None = None,
     forming: bool = True,
 ) -> SketchPlan:
     """Choose the samples in a pass, and say how parameters are sketched.
 
-    `elementwise`: parameters whose entries have rates of their own, so that their gradients must be formed.
     `samples`: of a stream, in place of those of the batches. `forming`: whether kernels are made of the sketches.
     """
+    directions, formed = call.directions, call.formed
     sizes = [batch.samples for batch in measurement.batches]
     symmetric = len(sizes) == 1
     samples = (sizes[0], sizes[-1]) if samples is None else samples
     held = samples[0] if symmetric else sum(samples)
-    budget, item = byte_budget(memory, measurement.device), measurement.dtype.itemsize
-    keys = len(set(kernel_keys(measurement.parameters, by).values()))
+    budget, item = byte_budget(call.memory, measurement.device), measurement.dtype.itemsize
+    keys = len(set(kernel_keys(measurement.parameters, call.by).values()))
     features = keys * held * sketch.k * sketch.repeats * item
     kernels = 2 * keys * samples[0] * samples[1] * item if forming else 0
     if features + kernels > 0.9 * budget:
@@ -153,8 +148,7 @@ def plan_sketch(
     each = captured_bytes(measurement, directions.count)
     chunk = min(held, samples_within(measurement, 0.5 * available, directions.count))
     found = tuple(
-        _planned(measurement, name, directions.count, sketch, held, name in elementwise)
-        for name in measurement.parameters
+        _planned(measurement, name, directions.count, sketch, held, name in formed) for name in measurement.parameters
     )
     scratch = available // 4
     passing = min(chunk * max(p.passing for p in found), scratch)

@@ -10,13 +10,13 @@ from torch import Tensor
 from featlearn.contraction.factors import weighted_squared_norms
 from featlearn.distributed.agreement import same_tensors
 from featlearn.errors import InputValueError
-from featlearn.gradients.directions import Outputs
+from featlearn.gradients.directions import Outputs, output_directions
 from featlearn.kernel.execution import measured_kernels
 from featlearn.kernel.stream import taken
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.nystrom import ColumnTerm
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.plan import ProgressLine
+from featlearn.planning.plan import KernelCall, ProgressLine
 
 BLOCK = 2**24
 """Numbers in a block of columns that are held at a time."""
@@ -93,6 +93,8 @@ def row_blocks(
     `wanted`, ascending, are the samples they are with, instead of all. Every rank has the columns of its share.
     """
     left = gathered(sweeps, drawn)
+    directions = output_directions(outputs, sweeps.measurement.classes)
+    call = KernelCall(directions=directions, rates=sweeps.rates, memory=sweeps.audited.request.memory)
     classes = sweeps.measurement.classes if outputs == "full" else 1
     step = max(64, min(4096, BLOCK // (len(drawn) * classes**2)))
     # The inputs of a block take up to an eighth of the memory.
@@ -101,7 +103,7 @@ def row_blocks(
     with ProgressLine("kernel columns", -(-others // step)) as progress:
         for batch, places in sweeps.batches(-(-step // sweeps.ranks.size), wanted):
             pair = sweeps.measurement.of_batches(left, batch)
-            kernel = measured_kernels(pair, sweeps.audited, outputs, "network", rates=sweeps.rates)[""]
+            kernel = measured_kernels(pair, sweeps.audited.plans, call)[""]
             rows = kernel.permute(0, 2, 1, 3).flatten(0, 1).flatten(1) if outputs == "full" else kernel
             yield rows.double(), places
             progress.advance()

@@ -13,13 +13,14 @@ from featlearn.contraction.kernel_sum import Kernels
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import ChangedOutputsError, InputValueError
-from featlearn.gradients.directions import Outputs
+from featlearn.gradients.directions import Outputs, output_directions
 from featlearn.kernel.execution import checked_rates, measured_kernels
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.stored_kernel import StoredKernel
 from featlearn.measurement import Measurement
 from featlearn.network.inputs import Inputs
 from featlearn.network.isolation import collector_paused
+from featlearn.planning.plan import KernelCall
 from featlearn.signatures import name_keywords
 
 AnyKernel = Tensor | Estimate | StoredKernel
@@ -263,9 +264,12 @@ def ntk_of(
         rates = whole_tensors(rates)
 
     def measure(measurement: Measurement) -> Kernels | dict[str, Estimate]:
+        directions = output_directions(outputs, measurement.classes)
+        memory = audited.request.memory
+        call = KernelCall(directions=directions, by=by, rates=rates, memory=memory, verify=verify)
         if sketch is None:
-            return measured_kernels(measurement, audited, outputs, by, rates=rates, verify=verify)
-        return sketched_kernels(measurement, audited, sketch, outputs, by, rates)
+            return measured_kernels(measurement, audited.plans, call)
+        return sketched_kernels(measurement, sketch, call)
 
     inputs = [x] if x2 is None else [x, x2]
     try:

@@ -1,6 +1,5 @@
 """`fl.plan`: what a kernel will do and cost, before anything is paid."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Unpack, overload
@@ -14,16 +13,15 @@ from featlearn.audited_model import AuditedModel, Settings
 from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputValueError
-from featlearn.gradients.directions import Directions, Outputs, OutputSelection, output_directions
+from featlearn.gradients.directions import Directions, Outputs, output_directions
 from featlearn.kernel.execution import checked_rates
 from featlearn.kernel.sketched_kernel import checked_sketch
-from featlearn.kernel.step_rates import Rate, elementwise
 from featlearn.kernel.stored_tiles import KernelTiles, StoredPlan, checked_storage, plan_stored
 from featlearn.kernel.stream import taken
 from featlearn.network.inputs import Inputs
 from featlearn.planning.exchange import shared_kernel, shared_parameters
 from featlearn.planning.kernel_plan import plan_kernel
-from featlearn.planning.plan import Plan
+from featlearn.planning.plan import KernelCall, Plan
 from featlearn.planning.rank_costs import Device, RankCosts, checked_device, checked_ranks, rank_costs
 from featlearn.planning.sketch_plan import SketchPlan, plan_sketch
 from featlearn.quantities.ntk import KernelOptions
@@ -113,14 +111,10 @@ def plan_of(
     x = audited.inputs(x)
     if audited.request.group.given:
         raise InputValueError("group=..., expected none: fl.plan divides no samples; ranks= models several devices")
+    path = None
     if out is not None or out_dtype is not None:
         path = checked_storage(outputs, sketch, out, out_dtype)
-        rates = whole_tensors(checked_rates(audited, outputs, by, optimizer, verify))
-        with audited.measuring([x] if x2 is None else [x, x2], by_layer=True) as measurement:
-            directions = output_directions(outputs, measurement.classes)
-            tiles = KernelTiles(measurement, audited, directions, by, rates, verify, out_dtype)
-            return plan_stored(tiles, path, ranks, device)
-    if ranks is not None and (sketch is not None or x2 is not None):
+    elif ranks is not None and (sketch is not None or x2 is not None):
         raise InputValueError("ranks= with sketch= or x2, expected an exact kernel of one batch: no other is modeled")
     checked_device(device)
     if sketch is not None:
@@ -129,24 +123,25 @@ def plan_of(
         outputs = Directions(outputs.k)  # the directions of the call that follows are not drawn here
     rates = whole_tensors(checked_rates(audited, outputs, by, optimizer, verify))
     with audited.measuring([x] if x2 is None else [x, x2], by_layer=True) as measurement:
-        directions = output_directions(outputs, measurement.classes)
+        directions, memory = output_directions(outputs, measurement.classes), audited.request.memory
+        call = KernelCall(directions=directions, by=by, rates=rates, memory=memory, verify=verify)
         measurement.has_gradient = any(example.graph is not None for example in measurement.examples)
         measurement.refuse_no_gradient()
+        if path is not None:
+            return plan_stored(KernelTiles(measurement, call, out_dtype), path, ranks, device)
         if sketch is not None:
-            return plan_sketch(measurement, directions, sketch, elementwise(rates), by, audited.request.memory)
-        found = plan_kernel(measurement, directions, elementwise(rates), by, audited.request.memory, verify)
+            return plan_sketch(measurement, call, sketch)
+        found = plan_kernel(measurement, call)
     if ranks is None:
         return found
-    return replace(found, rank_costs=_rank_costs(audited, x, found, directions, rates, by, ranks, device))
+    return replace(found, rank_costs=_rank_costs(audited, x, found, call, ranks, device))
 
 
 def _rank_costs(
     audited: AuditedModel,
     x: Inputs,
     found: Plan,
-    directions: OutputSelection,
-    rates: Mapping[str, Rate],
-    by: str,
+    call: KernelCall,
     ranks: int,
     device: str | Device,
 ) -> RankCosts:
@@ -159,8 +154,8 @@ def _rank_costs(
             outputs = batch.outputs(torch.arange(min(2, own), device="cpu"))
         memory = int(device.memory / 2) if audited.request.memory is None else found.memory
         pair = measurement.of_batches(batch, batch)
-        kernel = shared_kernel(ranks, (samples, samples), True, directions, measurement, by, memory)
-        plan = plan_kernel(pair, directions, elementwise(rates), by, memory - kernel.reserved, found.verified, samples)
+        kernel = shared_kernel(ranks, (samples, samples), True, call.directions, measurement, call.by, memory)
+        plan = plan_kernel(pair, replace(call, memory=memory - kernel.reserved), samples)
         return rank_costs(
             shared_parameters(plan, measurement.dtype.itemsize),
             kernel,

@@ -16,7 +16,7 @@ from featlearn.distributed.sharded_model import whole_tensors
 from featlearn.errors import InputTypeError, InputValueError
 from featlearn.gradients.directions import Directions
 from featlearn.kernel.jacobian_products import jvp_method
-from featlearn.kernel.step_rates import Rate, step_rates
+from featlearn.kernel.step_rates import step_rates
 from featlearn.kernel.stream import SampleStream
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
@@ -27,6 +27,7 @@ from featlearn.network.checks import trainable_parameters, unwrapped
 from featlearn.network.inputs import Inputs
 from featlearn.network.isolation import random_state_kept
 from featlearn.planning.memory import byte_budget
+from featlearn.planning.plan import Rate
 from featlearn.quantities.columns import KernelColumns, squared_gradients
 from featlearn.shapes import checked_finite
 from featlearn.signatures import name_keywords

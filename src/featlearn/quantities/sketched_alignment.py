@@ -9,12 +9,11 @@ from featlearn.contraction.tensor_sketch import Sketch
 from featlearn.errors import InputValueError
 from featlearn.gradients.directions import output_directions
 from featlearn.kernel.sketched_kernel import SketchedFeatures, checked_sketch
-from featlearn.kernel.step_rates import elementwise
 from featlearn.kernel.sweep import Sweeps
 from featlearn.linalg.estimate import Estimate
 from featlearn.linalg.sampling import student
 from featlearn.network.inputs import ModelWithInputs
-from featlearn.planning.plan import ProgressLine
+from featlearn.planning.plan import KernelCall, ProgressLine
 from featlearn.planning.sketch_plan import plan_sketch
 
 
@@ -64,24 +63,19 @@ def _ratio(overlaps: Tensor, products: Tensor) -> Tensor:
 def _features(sweeps: Sweeps, sketch: Sketch) -> Tensor:
     """(repeats, P, k), whose products estimate the sum over outputs: alignment knows no scale."""
     measurement, samples = sweeps.measurement, sweeps.stream.samples
-    directions = output_directions("sum", measurement.classes)
-    plan = plan_sketch(
-        measurement,
-        directions,
-        sketch,
-        elementwise(sweeps.rates),
-        "network",
-        sweeps.audited.request.memory,
-        samples=(samples, samples),
-        forming=False,
+    call = KernelCall(
+        directions=output_directions("sum", measurement.classes),
+        rates=sweeps.rates,
+        memory=sweeps.audited.request.memory,
     )
+    plan = plan_sketch(measurement, call, sketch, samples=(samples, samples), forming=False)
 
     def chunks() -> Iterator[tuple[ModelWithInputs, int, int, slice]]:
         for batch, places in sweeps.batches(plan.chunk):
             yield batch, 0, len(places), slice(int(places[0]), int(places[-1]) + 1)
 
     with ProgressLine("sketched alignment", plan.passes) as progress:
-        made = SketchedFeatures(measurement, plan, directions, sweeps.rates, "network", sketch)
+        made = SketchedFeatures(measurement, plan, call, sketch)
         features = made.sketched(chunks(), samples, progress)[""]
     measurement.refuse_no_gradient()
     return features
