@@ -14,7 +14,7 @@ from featlearn.audited_model import AuditedModel
 from featlearn.contraction.kernel_sum import Kernels
 from featlearn.errors import MemoryBudgetError
 from featlearn.gradients.captured import Chunk
-from featlearn.gradients.directions import Directions, Outputs
+from featlearn.gradients.directions import Directions, Outputs, output_directions
 from featlearn.graph.graph import backward
 from featlearn.kernel.execution import measured_kernels
 from featlearn.kernel.step_rates import step_rates
