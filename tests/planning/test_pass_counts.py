@@ -1,6 +1,7 @@
 """What `fl.plan` says is what is run: forward and backward passes of a repeated call, checks included."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,24 +17,33 @@ from featlearn.planning.plan import ParameterPlan
 from tests.zoo.case import Net
 
 
+def note_backward_passes(monkeypatch: pytest.MonkeyPatch, note: Callable[[Any], None]) -> None:
+    """Call `note` with the first start of every backward pass."""
+
+    def noting(differentiate: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda starts, *args, **options: note(starts[0]) or differentiate(starts, *args, **options)
+
+    monkeypatch.setattr(graph_module, "engine_gradients", noting(graph_module.engine_gradients))
+    monkeypatch.setattr(torch.autograd, "grad", noting(torch.autograd.grad))
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Forward passes by their number of samples, and backward passes from the outputs."""
     found: Counter[str] = Counter()
-    outputs, grad = ModelWithInputs.outputs, torch.autograd.grad
+    outputs = ModelWithInputs.outputs
 
     def counting_outputs(self: ModelWithInputs, *args: Any) -> Tensor:
         result = outputs(self, *args)
         found["forward of one" if len(result) == 1 else "forward"] += 1
         return result
 
-    def counting_grad(starts: Any, *args: Any, **kwargs: Any) -> Any:
-        from_outputs = isinstance(starts[0], Tensor)
-        found["backward of one" if from_outputs and starts[0].dim() == 0 else "backward"] += from_outputs
-        return grad(starts, *args, **kwargs)
+    def note(start: Any) -> None:
+        from_outputs = isinstance(start, Tensor)
+        found["backward of one" if from_outputs and start.dim() == 0 else "backward"] += from_outputs
 
     monkeypatch.setattr(ModelWithInputs, "outputs", counting_outputs)
-    monkeypatch.setattr(graph_module.torch.autograd, "grad", counting_grad)
+    note_backward_passes(monkeypatch, note)
     return found
 
 
@@ -180,18 +190,17 @@ def test_samples_run_as_often_as_planned(build: Any, first: Any, verify: bool, m
     """Also where memory leaves room for a few samples, or one, in a pass."""
     torch.manual_seed(0)
     runs: Counter[str] = Counter()
-    outputs, grad = ModelWithInputs.outputs, torch.autograd.grad
+    outputs = ModelWithInputs.outputs
 
     def counting_outputs(self: ModelWithInputs, indices: Any, *args: Any) -> Tensor:
         runs["forward"] += len(range(self.samples)[indices]) if isinstance(indices, slice) else len(indices)
         return outputs(self, indices, *args)
 
-    def counting_grad(starts: Any, *args: Any, **options: Any) -> Any:
-        runs["backward"] += len(starts[0]) if isinstance(starts[0], Tensor) else 0
-        return grad(starts, *args, **options)
+    def note(start: Any) -> None:
+        runs["backward"] += len(start) if isinstance(start, Tensor) else 0
 
     monkeypatch.setattr(ModelWithInputs, "outputs", counting_outputs)
-    monkeypatch.setattr(graph_module.torch.autograd, "grad", counting_grad)
+    note_backward_passes(monkeypatch, note)
     model, x = build(first)
     smallest = None
     for memory in (None, "2MiB", "1MiB", "600KiB", "400KiB"):
