@@ -299,7 +299,7 @@ def test_the_address_holds_the_state(browser: Browser, page: Path):
     assert (state["sigma"], state["layers"], state["start"], state["seed"]) == (0.02, 4, "random", 0)
     assert "nonsense" not in state
     browser.script("location.hash = '#no-such-topic'")
-    until(browser, "explorer.shown.topic.key === 'rich'")
+    until(browser, "explorer.shown.topic.key === 'lazy'")
     assert browser.log() == []
 
 
@@ -426,6 +426,7 @@ def test_question_0_is_left_and_found_again_by_keys(browser: Browser, page: Path
     assert browser.evaluate("explorer.shown.lazy.network.steps") == steps
     browser.keys("1")
     until(browser, "explorer.shown.topic.key === 'rich' && explorer.shown.theory")
+    assert browser.evaluate("explorer.experiment.running")  # it trains on arrival
     browser.keys("0")
     until(browser, "explorer.shown.lazy?.network.steps > 0")
     browser.script("location.hash = '#lazy?scale=99'")

@@ -58,7 +58,7 @@ function openLazy() {
     clearTimeout(addressed);
     addressed = setTimeout(() => history.replaceState(null, "", address()), 250);
   };
-  experiment.run(false);
+  experiment.worker?.postMessage({ running: false }); // the next question trains on arrival as before
   shown.lazy = new LazyOrRich(shown.state.scale, changed);
   document.getElementById("topic").replaceChildren(element("h2", {}, LAZY.question), element("p", { class: "lead" },
     "Eight neurons learn to tell two classes apart. Multiply their output by a large number, and they fit the data without moving: lazy. By a small one, and they must turn to the task: rich."),
