@@ -41,7 +41,7 @@ function draw() {
   requestAnimationFrame(() => {
     asked = false;
     const { topic, state } = shown;
-    if (shown.lazy) return;
+    if (topic === LAZY) return;
     shown.theory ??= topic.theory(state);
     for (const chart of shown.charts) chart.draw(shown.theory.charts[chart.spec.key], experiment.of(chart.spec.key));
     shown.said.innerHTML = shown.theory.said;
@@ -58,6 +58,7 @@ function openLazy() {
     clearTimeout(addressed);
     addressed = setTimeout(() => history.replaceState(null, "", address()), 250);
   };
+  clearTimeout(coded);
   experiment.worker?.postMessage({ running: false }); // the next question trains on arrival as before
   shown.lazy = new LazyOrRich(shown.state.scale, changed);
   document.getElementById("topic").replaceChildren(element("h2", {}, LAZY.question), element("p", { class: "lead" },
