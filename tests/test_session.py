@@ -128,8 +128,8 @@ def test_passes_of_a_later_call(model: Net, x: Tensor, outputs: Any, monkeypatch
     forward: list[int] = []
     model.register_forward_hook(lambda module, inputs, output: forward.append(len(output)))
     backward: list[int] = []
-    plain = torch.autograd.grad
-    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **k: backward.append(1) or plain(*a, **k))
+    engine, run = torch.autograd.graph, torch.autograd.graph._engine_run_backward
+    monkeypatch.setattr(engine, "_engine_run_backward", lambda *a, **k: backward.append(1) or run(*a, **k))
     session.ntk(outputs=outputs)
     assert forward[-1] == SAMPLES
     assert SAMPLES <= sum(forward[:-1]) <= SAMPLES + 2 * len(forward)
