@@ -190,21 +190,47 @@ def check_watch_checkpoints(word: str, folder: Path) -> None:
     assert run.config["loss_convention"] == word
 
 
-def check_width_check(word: str, folder: Path) -> None:
-    def check(loss: Any) -> dict[str, Any]:
-        found = fl.width_check(
+def check_scale_check(word: str, folder: Path, check: Callable[..., Any] = fl.scale_check) -> None:
+    size = {fl.scale_check: "sizes", fl.width_check: "widths"}[check]
+
+    def sizes(loss: Any) -> dict[str, Any]:
+        result = check(
             network,
             (inputs(), targets(word)),
-            widths=(4, 8),
+            **{size: (4, 8)},
             steps=2,
             seeds=1,
             loss=loss,
             optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1),
         )
-        return dict(found.sizes)
+        return dict(result.network_sizes)
 
-    for key, sizes in check(word).items():
-        close(sizes, check(own(word))[key])
+    expected = sizes(own(word))
+    for name, values in sizes(word).items():
+        close(values, expected[name])
+
+
+def check_width_check(word: str, folder: Path) -> None:
+    check_scale_check(word, folder, fl.width_check)
+
+
+def check_attribute(word: str, folder: Path) -> None:
+    """A loss needs a name; the module of torch has one."""
+    module = MODULES[word] if isinstance(MODULES[word], nn.Module) else word
+    result, expected = (
+        fl.attribute(network(), (inputs(), targets(word)), inputs()[:3] + 0.1, loss=loss, measure=1)
+        for loss in (word, module)
+    )
+    close(result.scores, expected.scores)
+
+
+def check_interference(word: str, folder: Path) -> None:
+    model, x, y = network(), inputs(), targets(word)
+    tasks = [{name: value + 0.1 * i for name, value in model.state_dict().items()} for i in (1, 2)]
+    result, expected = (
+        fl.interference(model, (tasks[0], x, y), (tasks[1], x + 1, y), loss=loss) for loss in (word, own(word))
+    )
+    close([result.a.loss, result.a.merged], [expected.a.loss, expected.a.merged])
 
 
 def check_compare(word: str, folder: Path) -> None:
@@ -237,10 +263,12 @@ def check_gradient_noise(word: str, folder: Path) -> None:
 
 
 CASES: dict[str, Callable[[str, Path], None]] = {
+    "attribute": check_attribute,
     "compare": check_compare,
     "dynamics.kernel_descent": check_kernel_descent,
     "dynamics.rate": check_rate,
     "gradient_noise": check_gradient_noise,
+    "interference": check_interference,
     "losses.function": check_function,
     "losses.gradient": check_gradient,
     "losses.name": check_name,
@@ -248,6 +276,7 @@ CASES: dict[str, Callable[[str, Path], None]] = {
     "quantities.feature_speed": check_feature_speed,
     "quantities.ntk_velocity": check_ntk_velocity,
     "readouts.loss": check_readout,
+    "scale_check": check_scale_check,
     "steer.safe_lr": check_safe_lr,
     "watch": check_watch,
     "watch_checkpoints": check_watch_checkpoints,
@@ -286,6 +315,13 @@ def test_an_unknown_word_is_corrected(name: str, tmp_path: Path):
         "probe": (x, y),
         "data": (x, y),
         "make_model": network,
+        "make": network,
+        "sizes": (4, 8),
+        "source": network(),
+        "train": (x, y),
+        "test": x,
+        "task_a": (network(), x, y),
+        "task_b": (network(), x, y),
         "widths": (4, 8),
         "before": network(),
         "after": network(),

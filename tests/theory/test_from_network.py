@@ -181,6 +181,12 @@ def test_which_theories_hold():
     assert "deep_linear: no" in text
 
 
+def test_class_labels_are_refused():
+    x, y = data(6, 5, None)
+    with pytest.raises(fl.FeatlearnError, match="one-hot"):
+        theory.which(linear(5, 4, 2), x, (y > 0).long())
+
+
 def test_reading_leaves_buffers_and_generators_as_they_are():
     model = nn.Sequential(linear(5, 4)[0], nn.BatchNorm1d(4, affine=False), linear(4, 1)[0]).double().train()
     x, y = data(6, 5, None)

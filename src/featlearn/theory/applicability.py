@@ -74,9 +74,17 @@ def which(
         A list with one entry for each of `deep_linear`, `latent`, `relu` and `early`: `.theory .holds .error .reason
         .path`; printing it shows every assumption with its number.
     """
+    from featlearn.network.raw_outputs import raw_outputs
+
     _, targets = checked_data(x, y)
     if not isinstance(steps, int) or steps < 1:
         raise InputValueError(f"steps={steps!r}, expected an integer >= 1")
+    outputs = raw_outputs(model, x, None)
+    if outputs.numel() != targets.numel():
+        raise InputValueError(
+            f"targets have shape {tuple(targets.shape)}, expected {tuple(outputs.shape)}, as the outputs; pass one-hot "
+            "targets for classes"
+        )
     if rate is None:
         rate = _safe_rate(model, x, targets, loss)
     trained, start = _train(model, x, targets, rate, loss, steps)
