@@ -31,6 +31,8 @@ Loss = LossName | LossFunction
 
 NAMES: tuple[str, ...] = get_args(LossName)
 """Every name in the table."""
+SUGGESTIONS = {"ce": "cross-entropy", "xent": "cross-entropy", "nll": "cross-entropy", "l2": "mse", "squared": "mse"}
+"""Other names of losses, which are refused with the name to use."""
 
 
 def function(loss: Loss) -> LossFunction:
@@ -125,7 +127,7 @@ def _checked_name(loss: str) -> LossName:
     if loss not in NAMES:
         raise InputValueError(
             f"loss={loss!r}, expected {', '.join(map(repr, NAMES))}, an nn.Module, or a function of (outputs, targets)"
-            f"{did_you_mean(loss, NAMES)}"
+            f"{did_you_mean(SUGGESTIONS.get(loss.lower(), loss), NAMES)}"
         )
     return cast(LossName, loss)
 

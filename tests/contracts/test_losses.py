@@ -338,6 +338,23 @@ def test_an_unknown_word_is_corrected(name: str, tmp_path: Path):
         function(**given, loss=3)
 
 
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("ce", "cross-entropy"),
+        ("CE", "cross-entropy"),
+        ("xent", "cross-entropy"),
+        ("nll", "cross-entropy"),
+        ("L2", "mse"),
+        ("squared", "mse"),
+        ("bec", "bce"),
+    ],
+)
+def test_other_names_of_a_loss_are_refused_with_ours(word: str, name: str):
+    with pytest.raises(fl.FeatlearnError, match=f"loss='{word}'.*did you mean '{name}'"):
+        fl.losses.function(word)  # type: ignore[arg-type]
+
+
 def test_options_of_a_module_make_it_a_function_of_its_own():
     assert fl.losses.name(nn.CrossEntropyLoss(label_smoothing=0.1)) is None
     assert fl.losses.name(nn.CrossEntropyLoss(weight=torch.ones(C))) is None
