@@ -189,3 +189,5 @@ def test_what_has_no_noise_is_refused():
         fl.gradient_noise(model, x, y[:5], loss="cross-entropy")
     with pytest.raises(fl.FeatlearnError, match="by='layers'"):
         fl.gradient_noise(model, x, y, loss="cross-entropy", by="layers")  # type: ignore[call-overload]
+    with pytest.raises(fl.FeatlearnError, match=r"not finite, at least for samples 0, 1, 2, 3, 4 and \d+ more"):
+        fl.gradient_noise(model, x * torch.nan, y, loss="cross-entropy")

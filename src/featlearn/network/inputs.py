@@ -363,7 +363,7 @@ def _checked(outputs: Any, samples: int, has_readout: bool, look: bool) -> Tenso
     if look and not bool(torch.isfinite(outputs).all()):
         broken = (~torch.isfinite(outputs.detach())).reshape(samples, -1).any(1).nonzero().flatten().tolist()
         raise NotFiniteError(
-            f"{source} gives values that are not finite for samples {_few(broken)} of the batch; "
+            f"{source} gives values that are not finite, at least for samples {_few(broken)} of the batch; "
             "a kernel cannot be measured there"
         )
     return outputs
