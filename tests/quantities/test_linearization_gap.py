@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -184,6 +185,16 @@ def test_the_standard_error_is_that_of_other_samples():
     values = torch.tensor([one.value for one in found])
     errors = torch.tensor([one.stderr for one in found])
     assert float(errors.mean()) == pytest.approx(float(values.std()), rel=0.35)
+
+
+def test_it_can_be_pickled_and_copied():
+    model, before = moved(nn.Sequential(nn.Linear(D, C), nn.LogSoftmax(-1)))
+    gap = fl.linearization_gap(model, inputs(), before)
+    for twin in (pickle.loads(pickle.dumps(gap)), copy.deepcopy(gap)):
+        assert type(twin) is type(gap)
+        assert (float(twin), twin.plain, twin.rounding) == (float(gap), gap.plain, gap.rounding)
+        assert (twin.link, twin.merged, float(twin.estimate.stderr)) == (gap.link, (), float(gap.estimate.stderr))
+    assert gap.link
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,10 @@ class LinearizationGap(float):
     merged: tuple[tuple[str, ...], ...]
     """Parameters whose product stands for one weight, in which the network was linearized."""
 
-    def __new__(cls, gap: Gap) -> "LinearizationGap":
-        """Take the numbers of a gap on some samples."""
-        number = super().__new__(cls, gap.value)
+    @classmethod
+    def of(cls, gap: Gap) -> "LinearizationGap":
+        """Return the numbers of a gap on some samples."""
+        number = cls(gap.value)
         number.estimate = Estimate(gap.value, gap.error, len(gap.change))
         number.plain, number.rounding = gap.plain.value, gap.relative_rounding
         number.link, number.merged = gap.division.link, tuple(one.parameters for one in gap.division.merged)
@@ -152,4 +153,4 @@ def linearization_gap_of(
     refuse_over_budget(request.memory, weight_bytes(model), "a copy of the weights")
     with whole_weights(unwrapped(audited.model)):
         states = TwoStates(audited, initial, link=link, effective=effective)
-        return states.parts(x) if by == "layer" else LinearizationGap(states.gap(x))
+        return states.parts(x) if by == "layer" else LinearizationGap.of(states.gap(x))
