@@ -161,7 +161,7 @@ def test_bad_input_is_refused(tmp_path: Path):
     run, _, (x, y, x2, y2) = small_run(tmp_path)
     model = perceptron(3)
     refused: list[tuple[str, Any, dict[str, Any]]] = [
-        ("source is int, expected an nn.Module or a Run", 3, {}),
+        ("source is int, expected an nn.Module, a Run, or the path of a run", 3, {}),
         ("train= is missing", model, {}),
         ("test= is missing", model, {"train": (x, y)}),
         ("loss= is missing", model, {"train": (x, y), "test": x2}),
@@ -181,6 +181,13 @@ def test_bad_input_is_refused(tmp_path: Path):
             fl.attribute(source, **arguments)
 
 
+def test_a_run_may_be_given_by_its_path(tmp_path: Path):
+    run, *_ = small_run(tmp_path)
+    expected = fl.attribute(run).scores
+    assert fl.attribute(run.path).scores.equal(expected)
+    assert fl.attribute(str(run.path)).scores.equal(expected)
+
+
 def test_runs_without_recorded_kernels_need_a_network(tmp_path: Path):
     x, y, x2, y2 = data("mse", 2)
     model = perceptron(2)
@@ -193,8 +200,9 @@ def test_runs_without_recorded_kernels_need_a_network(tmp_path: Path):
     assert last.scores.equal(fl.attribute(model, **arguments).scores)
     assert not last.scores.equal(fl.attribute(watch.run, kernel="first", **arguments).scores)
     run = fl.open_run(watch.run.path)
-    with pytest.raises(fl.FeatlearnError, match="has no network: record it with"):
-        fl.attribute(run, **arguments)
+    for source, given in ((run, arguments), (run, {}), (watch.run, {})):
+        with pytest.raises(fl.FeatlearnError, match="the run 'r' was recorded without replay=; record it with"):
+            fl.attribute(source, **given)
     assert last.scores.equal(fl.attribute(run, model=model, **arguments).scores)
 
 

@@ -1,5 +1,6 @@
 """Which training samples made an output, and how far to trust that: `fl.attribute`."""
 
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from featlearn.linalg.estimate import Estimate
 from featlearn.monitoring.probe_data import tensors_digest
 from featlearn.network.copies import network_at
 from featlearn.network.inputs import Inputs, Readout, tensors_in
-from featlearn.record import Run
+from featlearn.record import Run, open_run
 from featlearn.signatures import name_keywords
 
 Measure = Literal["margin", "loss"] | int
@@ -78,7 +79,7 @@ class Attribution:
 
 @name_keywords()
 def attribute(
-    source: nn.Module | Run,
+    source: nn.Module | Run | str | os.PathLike[str],
     train: Pair | None = None,
     test: Pair | Inputs | None = None,
     *,
@@ -100,7 +101,7 @@ def attribute(
     kernel, so the path of a run's kernels is better than one kernel. `.reliability` says how much.
 
     Args:
-        source: Trained network, or a run. A run recorded with `replay=` needs nothing else.
+        source: Trained network, a run, or the path of a run. A run recorded with `replay=` needs nothing else.
         train: Training samples (x, y); by default those of the run.
         test: Test points (x, y), or x alone; by default those of the run. Without y, the margin is that of the
             predicted class.
@@ -115,6 +116,8 @@ def attribute(
         An `Attribution` with `.scores`, `.reliability` and `.label_errors()`.
     """
     recorded: RecordedPath | None = None
+    if isinstance(source, str | os.PathLike):
+        source = open_run(source)
     if isinstance(source, Run) and source.arrays.get("replay"):
         recorded = recorded_path(source)
         _refuse_other_loss(recorded, loss)
@@ -129,6 +132,8 @@ def attribute(
         network, name = _network(source, model, kernel)
         if train is None or test is None or loss is None:
             missing = "train" if train is None else "test" if test is None else "loss"
+            if isinstance(source, Run):
+                raise InputValueError(_without_replay(source, "train=(x, y), test=(x, y) and loss="))
             raise InputValueError(
                 f"{missing}= is missing, expected train=(x, y), test=(x, y) and loss= for a network without a recorded "
                 "run; fl.watch(..., replay=(x, y)) records one"
@@ -227,20 +232,24 @@ def _network(source: Any, model: nn.Module | None, kernel: Any) -> tuple[nn.Modu
             raise InputValueError(f"kernel={name!r} of a network, expected 'last'; pass a run for its {name} kernel")
         return source, name
     if not isinstance(source, Run):
-        raise InputTypeError(f"source is {type(source).__name__}, expected an nn.Module or a Run")
+        raise InputTypeError(f"source is {type(source).__name__}, expected an nn.Module, a Run, or the path of a run")
     watched = source.network
     network = model if model is not None or watched is None else watched.model
     if name == "path" or network is None:
-        wanted = "kernels along the run" if name == "path" else "network"
-        raise InputValueError(
-            f"the run {source.name!r} has no {wanted}: record it with fl.watch(..., replay=(x_train, y_train)), or "
-            "pass model=, the trained network"
-        )
+        raise InputValueError(_without_replay(source, "model=, train=(x, y), test=(x, y) and loss="))
     if name == "first":
         if watched is None or not watched.initial:
             raise InputValueError(f"the run {source.name!r} has no first weights, expected kernel='last'")
         return network_at(network, watched.initial), name
     return network, name
+
+
+def _without_replay(run: Run, instead: str) -> str:
+    return (
+        f"the run {run.name!r} was recorded without replay=; record it with fl.watch(..., optimizer=optimizer, "
+        "loss=..., replay=(x_train, y_train)). To use the last kernel of the trained network instead, pass "
+        f"{instead}"
+    )
 
 
 def _refuse_other_loss(recorded: RecordedPath, loss: losses.Loss | None) -> None:
