@@ -168,6 +168,16 @@ def test_what_cannot_be_compared_is_refused(arguments: dict[str, Any], message: 
         fl.compare(**given)
 
 
+def test_a_state_that_moved_along_is_refused():
+    _, after = states()
+    moved = after.state_dict()
+    for first, last in ((moved, after), (after, moved), (moved, moved), (after, after)):
+        with pytest.raises(fl.FeatlearnError, match="before shares its memory with after: it has moved along with it"):
+            fl.compare(first, last, X, model=network())
+    before, _ = states()
+    assert fl.compare(before.state_dict(), moved, X, model=after).gap > 0
+
+
 def test_layers_without_a_sample_axis_have_no_similarity():
     class Loop(nn.Module):
         def __init__(self) -> None:

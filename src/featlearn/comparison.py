@@ -2,7 +2,7 @@
 
 import glob
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from featlearn import losses
 from featlearn.errors import FeatlearnError, InputTypeError, InputValueError, UnsupportedModelError
 from featlearn.metrics import centered_alignment, kernel_distance
 from featlearn.network.checks import unwrapped
-from featlearn.network.copies import network_at
+from featlearn.network.copies import network_at, refuse_shared_memory
 from featlearn.network.inputs import Inputs, Readout
 from featlearn.palette import BLUE
 from featlearn.quantities.representation import representation_kernels
@@ -126,6 +126,8 @@ def compare(
         if y is None:
             raise InputValueError("loss=... without y, expected targets; pass y, or leave loss= out")
     first, last = _network(before, "before", model, after), _network(after, "after", model, before)
+    if before is after or isinstance(before, Mapping) or isinstance(after, Mapping):
+        refuse_shared_memory(_tensors(before), _tensors(after), "before", "after")
     initial = {name: value.clone() for name, value in unwrapped(first).state_dict().items()}
     sessions = [Session(network, x, readout=readout) for network in (first, last)]
     kernels = [session.ntk() for session in sessions]
@@ -185,6 +187,10 @@ def _network(state: Any, name: str, model: nn.Module | None, other: Any) -> nn.M
     if not isinstance(architecture, nn.Module):
         raise InputTypeError(f"{name} is a state dict, expected also a module of that architecture; pass model=...")
     return network_at(architecture, {key: value.clone() for key, value in state.items()})
+
+
+def _tensors(state: State) -> Iterable[Any]:
+    return state.parameters() if isinstance(state, nn.Module) else state.values()
 
 
 def _targets(y: Tensor) -> Tensor:

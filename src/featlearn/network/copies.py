@@ -1,7 +1,7 @@
 """Copies of a network: in another precision, or with another state."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -77,17 +77,22 @@ class _Holder(nn.Module):
         return inner(*args, **kwargs)
 
 
+def refuse_shared_memory(earlier: Iterable[Any], tensors: Iterable[Any], name: str, other: str) -> None:
+    """Refuse an earlier state that shares memory with the tensors of a model: it changes as the model trains."""
+    now = {tensor.data_ptr() for tensor in tensors if isinstance(tensor, Tensor)} - {0}
+    if any(isinstance(tensor, Tensor) and tensor.data_ptr() in now for tensor in earlier):
+        raise InputValueError(
+            f"{name} shares its memory with {other}: it has moved along with it; expected a copy from before "
+            "training, {name: value.clone() for name, value in model.state_dict().items()}"
+        )
+
+
 def network_at(model: nn.Module, initial: Mapping[str, Tensor]) -> nn.Module:
     """A copy of the model as it was at initialization."""
     if not isinstance(initial, Mapping):
         raise InputTypeError(f"initial is {type(initial).__name__}, expected the state_dict() at initialization")
     inner = unwrapped(model)
-    now = {tensor.data_ptr() for tensor in inner.parameters()} - {0}
-    if any(isinstance(tensor, Tensor) and tensor.data_ptr() in now for tensor in initial.values()):
-        raise InputValueError(
-            "initial shares its memory with the model: it has moved along with it; expected a copy from before "
-            "training, {name: value.clone() for name, value in model.state_dict().items()}"
-        )
+    refuse_shared_memory(initial.values(), inner.parameters(), "initial", "the model")
     twin = copied(inner, None)
     expected = set(inner.state_dict())
     # What is spread over ranks is gathered.
