@@ -200,9 +200,9 @@ def test_runs_without_recorded_kernels_need_a_network(tmp_path: Path):
     assert last.scores.equal(fl.attribute(model, **arguments).scores)
     assert not last.scores.equal(fl.attribute(watch.run, kernel="first", **arguments).scores)
     run = fl.open_run(watch.run.path)
-    for source, given in ((run, arguments), (run, {}), (watch.run, {})):
+    for source, pairs in ((run, arguments), (run, {}), (watch.run, {})):
         with pytest.raises(fl.FeatlearnError, match="the run 'r' was recorded without replay=; record it with"):
-            fl.attribute(source, **given)
+            fl.attribute(source, **pairs)
     assert last.scores.equal(fl.attribute(run, model=model, **arguments).scores)
 
 
