@@ -359,7 +359,7 @@ def shifted(ids: Tensor, mask: Any = None) -> Tensor:
 
 
 def repeats(targets: Tensor, ids: Tensor) -> bool:
-    """Return whether targets are the ids themselves, except where they are negative."""
+    """Return whether targets equal the ids wherever they are not negative."""
     return targets.shape == ids.shape and bool(((targets == ids) | (targets < 0)).all())
 
 

@@ -78,7 +78,8 @@ def weighted_gradient(chunk: Chunk, names: Collection[str], direction: Tensor, w
 def balanced_gradient(
     chunk: Chunk, names: Collection[str], generator: torch.Generator
 ) -> tuple[WeightedGradient, UseGradients]:
-    """The same with weights that make the gradients of all samples about equally large, so that small ones count.
+    """Like `weighted_gradient`, with weights that make the gradients of all samples about equally large, so that
+    small ones count.
 
     Also the gradients of the direction at the ops that use these parameters: two backward passes in all.
     """

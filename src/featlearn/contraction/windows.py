@@ -59,7 +59,7 @@ class Windows:
         return replace(self, image=self.image[samples])
 
     def channels(self, entries: slice) -> tuple["Windows", slice]:
-        """Return windows with only the channels of these row entries, and the new range of the entries."""
+        """Keep only the channels that these row entries use; also return where the entries now lie."""
         taps = prod(self.kernel)
         begin, end, _ = entries.indices(self.row_size)
         first, last = begin // taps, -(-end // taps)

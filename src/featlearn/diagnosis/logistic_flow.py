@@ -49,7 +49,7 @@ class LogisticFlow:
         return self._scaled.square().sum(0)[:, None]
 
     def _push(self, modes: Tensor) -> Tensor:
-        """Return the outputs (P, C) of modes (R, C), or (R, 1)."""
+        """Map coefficients of modes, (R, C) or (R, 1), to outputs (P, C)."""
         return (self._scaled @ modes).reshape(self.targets.shape)
 
     def _pull(self, slope: Tensor) -> Tensor:

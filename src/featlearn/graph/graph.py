@@ -164,7 +164,9 @@ class Graph:
 
     @cached_property
     def described(self) -> Mapping[Node, tuple[Description, ...]]:
-        """Map each node to the shape and type of its outputs, which a node makes anew each time."""
+        """Map each node to the shape and type of its outputs; cached, as autograd describes them anew at every
+        access.
+        """
         return dict(zip(self.order, self.structure.described, strict=True))
 
     @cached_property

@@ -210,7 +210,9 @@ def _norm(values: Tensor, axis: int) -> Tensor:
 
 
 def _row_lengths(block: Tensor) -> Tensor:
-    """Along the last axis; squares of huge numbers would be infinite, and allow any difference."""
+    """Norms along the last axis, scaled first: the square of a huge entry would be infinite, and any difference
+    would pass.
+    """
     largest = block.abs().amax(-1)
     return largest * _norm(block / torch.where(largest > 0, largest, 1.0)[..., None], -1)
 

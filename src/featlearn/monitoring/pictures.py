@@ -99,7 +99,9 @@ def _images(rows: Tensor, shape: tuple[int, int, int]) -> Tensor:
 
 
 def _thumbnails(images: Tensor) -> numpy.ndarray:
-    """Return bytes (n, height, width), or (n, height, width, 3), from the smallest to the largest value."""
+    """Scale images to bytes, the smallest value to 0 and the largest to 255: (n, height, width), or (n, height,
+    width, 3).
+    """
     low, high = images.amin(), images.amax()
     bytes_ = ((images - low) / (high - low).clamp(min=1e-30) * 255).round().to(torch.uint8)
     array: numpy.ndarray = (bytes_[:, 0] if bytes_.shape[1] == 1 else bytes_.permute(0, 2, 3, 1)).contiguous().numpy()

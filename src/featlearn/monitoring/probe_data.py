@@ -47,7 +47,9 @@ class ProbeData:
         return replace(self, x=map_tensors(self.x, rows), y=None if self.y is None else rows(self.y))
 
     def read_by(self, readout: DefaultReadout | LogProbability) -> "ProbeData":
-        """Return the task that is left for a readout: none if it reads the targets, flat targets if it flattens."""
+        """Return the data for a readout: without y if it reads the targets itself, with y flattened if it flattens
+        outputs.
+        """
         if isinstance(readout, LogProbability) or readout.reads_targets:
             return replace(self, y=None)
         return replace(self, y=self.y.flatten(1)) if readout.flat and self.y is not None else self

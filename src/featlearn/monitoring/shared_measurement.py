@@ -80,7 +80,7 @@ class SharedMeasurement:
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        """On rank 0: what takes long in this block is divided among all ranks."""
+        """Run this block on rank 0, and divide its long computations among all ranks."""
         try:
             with buffers_of_first(self._group, self._model):
                 pass  # it has them

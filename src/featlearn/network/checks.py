@@ -27,7 +27,7 @@ def admitted(
     readout: Readout | None,
     parameters: str | Sequence[str] | None,
 ) -> tuple[dict[str, Tensor], list[int]]:
-    """The parameters that count and the sizes of the batches, after all that can be refused before anything runs.
+    """Refuse what can be refused before anything runs; return the parameters that count and the sizes of the batches.
 
     `inside`: what the model holds inside its wrappers.
     """

@@ -35,7 +35,7 @@ def gradients(
     Chunks are as large as the memory budget allows. The model is isolated until the loop ends, and then put back as it
     was, also after a `break` or an error. Random numbers that the loop draws are drawn again after it.
 
-    >>> norms = torch.zeros(len(x))  # of the gradient of output 0
+    >>> norms = torch.zeros(len(x), dtype=x.dtype)  # of the gradient of output 0
     >>> for samples, name, part in fl.quantities.gradients(model, x, outputs=0):
     ...     norms[samples] += part.squared_norms()[:, 0]
 

@@ -60,7 +60,9 @@ def _belongs(place: str, *, is_folder: bool) -> bool:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[None]:
-    """Start a new run at `path` inside: rename the old run, then remove it, or restore it on errors."""
+    """Set the old run aside while the block writes a new one to `path`; remove it after success, restore it after an
+    error.
+    """
     refuse_unless_run(path)
     place = path.resolve()
     if not place.exists():

@@ -87,7 +87,7 @@ class RunGroup:
 
     @cached_property
     def names(self) -> set[str]:
-        """Names of the scalars of any run."""
+        """Names of the scalars that at least one run has."""
         return {name for run in self.runs for name in run.names}
 
     def line(self, read: Read, label: str = "", *, color: int | None = None, dash: int = 0) -> ChartLine | None:
