@@ -143,3 +143,13 @@ def sized(x: Any, samples: int, decades: int) -> Any:
         return noisy * scales.float().reshape(-1, *[1] * (noisy.dim() - 1))
 
     return map_tensors(x, change)
+
+
+def test_an_overflow_is_named_before_a_disagreement():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    with torch.no_grad():
+        model[1].weight.mul_(1e30)
+    for verify in (False, True):
+        with pytest.raises(fl.errors.NotFiniteError):
+            fl.ntk(model, 1e15 * torch.randn(5, 4), verify=verify)

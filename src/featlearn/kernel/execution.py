@@ -264,9 +264,9 @@ def measured_kernels(measurement: Measurement, plans: dict[object, PlannedKernel
         checks = KernelVerification(measurement, call, known.plan)
     kernels = execution.run(checks)
     measurement.refuse_no_gradient()
+    refuse_not_finite(measurement, kernels, call.by)  # before the checks, whose message would blame the rules
     if checks is not None:
         checks.conclude()
-    refuse_not_finite(measurement, kernels, call.by)
     plans[key] = PlannedKernel(known.plan, execution.found_proportional)
     return kernels
 
