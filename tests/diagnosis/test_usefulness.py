@@ -87,7 +87,9 @@ def errors(**values: float) -> Usefulness:
         ({"network": 0.3}, "no"),
         ({"network": 0.2, "gain_error": 0.06}, "cannot tell"),  # a gain of a tenth is not excluded
         ({"first": 4e-8, "later": 5e-7, "network": 1e-9, "gain_error": 1e-10}, "no"),
-        ({"network": 0.88, "constant": 0.9, "first": 0.9, "learned_error": 0.02}, "no"),  # labels that are noise
+        ({"network": 0.88, "constant": 0.9, "first": 0.9, "learned_error": 0.02}, "cannot tell"),
+        ({"network": 0.96, "constant": 0.9, "first": 0.9, "learned_error": 0.02}, "no"),  # labels that are noise
+        ({"network": 0.9, "constant": 0.9, "first": 0.9, "learned_error": 0.004}, "no"),  # many test points
         ({"first": 1.16, "later": 1.24, "network": 0.057, "constant": 1.0}, "cannot tell"),
         ({"first": 0.76, "later": 0.8, "network": 0.5}, "yes"),  # no kernel comes near
         ({"first": math.nan, "later": math.nan}, "cannot tell"),
@@ -110,6 +112,33 @@ def test_the_verdict_says_it_beside_the_regime(tmp_path: Path):
     assert f"Test accuracy is {100 * accuracy:.0f}% (chance {100 * chance:.0f}%)" in diagnosis.why_helped
     assert diagnosis.helped == diagnosis.useful.helped
     assert diagnosis.why_helped in str(diagnosis)
+
+
+def test_four_right_of_64_is_not_told_from_chance_of_six(tmp_path: Path):
+    """The binomial error of the paired difference, by hand: 4 are gained and 6 lost, of 64."""
+    tested = numpy.concatenate([numpy.zeros(6, int), 1 + numpy.arange(58) % 19])  # chance: 6 of 64
+    labels = numpy.arange(9) % 3
+    y, wanted = numpy.eye(20)[labels] - 1 / 20, numpy.eye(20)[tested] - 1 / 20
+    answers = (tested + 1) % 20
+    answers[6:10] = tested[6:10]
+    assert (answers == 0)[6:].sum() == 3
+    assert (answers == tested).sum() == 4
+    writer = RunWriter(
+        tmp_path / "run", {"name": "run", "loss_convention": "mean", "probe": {"classification": True}}
+    )
+    writer.array("targets", 0, y=y)
+    for step in range(4):
+        writer.array("test", step, f=numpy.eye(20)[answers], y=wanted)
+        writer.scalars(step, {"probe/loss": 1.0 / (1 + step), **({"gap/probe": 0.9} if step else {})})
+    writer.close()
+    diagnosis = diagnose(tmp_path / "run")
+    error = math.sqrt((10 - 2**2 / 64) / 63 / 64)
+    assert diagnosis.useful.learned_error == pytest.approx(error)
+    assert diagnosis.helped == "cannot tell"
+    assert "64 test samples cannot tell" in diagnosis.why_helped
+    assert "no better than" not in str(diagnosis)
+    assert "Check the targets" not in str(diagnosis)
+    assert "Pass more test data" in str(diagnosis)
 
 
 def test_without_test_data_it_cannot_be_told(tmp_path: Path):

@@ -202,6 +202,7 @@ def _how_to_see(diagnosis: Diagnosis) -> str:
     """Return what to pass to `fl.watch` to see whether features helped; empty if that is known, or nothing helps."""
     useful = diagnosis.useful
     resolvable = math.isfinite(useful.first) and not useful.worse_than_constant
+    resolvable = resolvable or (math.isfinite(useful.network) and useful.learned is None)
     if diagnosis.helped == "cannot tell" and resolvable:
         return "Pass more test data to fl.watch (test=) to see whether that helped."
     return useful.remedy

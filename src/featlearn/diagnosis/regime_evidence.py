@@ -180,6 +180,10 @@ def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
     fit = _fit(useful)
     share = (lambda error: percent(1 - error)) if useful.unit != "variance" else percent
     rival = f"a kernel method on the initial features reaches {share(useful.first)}"
+    if any(one.learned is None for one in known):
+        beside = f"; {rival}" if useful.first < useful.constant else ""
+        unclear = f"which {useful.tested} test samples cannot tell from a constant prediction"
+        return "cannot tell", f"Cannot tell. {fit}, {unclear}{beside}."
     if any(one.learned is False for one in known):
         word = {"no": "No", "cannot tell": "Cannot tell", "yes": "Yes"}[answer]
         beside = "" if useful.nothing_learnable else f"; {rival}"
@@ -189,8 +193,6 @@ def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
     if all(one.worse_than_constant for one in known):
         return answer, f"Cannot tell. {fit}; kernel methods on the probe are worse than a constant prediction."
     seen = f" The kernel method saw the {useful.samples} samples of the probe, the network possibly more."
-    if all(one.learned is None for one in known):
-        return answer, f"Cannot tell. {fit}; {rival}: too few test points."
     if answer == "yes" and regime == "lazy":
         why = "A lazy network that is better saw more data, or was trained on another loss."
         return "cannot tell", f"Cannot tell. {fit}; {rival}. {why}"

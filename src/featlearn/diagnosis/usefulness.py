@@ -47,6 +47,8 @@ class Usefulness:
     """"misclassified", a share of the test points; "labels", of their labels; "variance", the share that is missed"""
     samples: int
     """samples of the probe, on which the regression is trained"""
+    tested: int = 0
+    """samples of the test data"""
     reason: str = ""
     """why the regression, or everything, is unknown"""
     remedy: str = ""
@@ -66,12 +68,13 @@ class Usefulness:
     def learned(self) -> bool | None:
         """Whether the network is better than a constant prediction, by twice the standard error.
 
-        None if that is unknown, or if a large gain is not resolved by the test points.
+        False if it is worse by twice the standard error, or the same to within `SAME`. Else None: the test points
+        cannot tell.
         """
-        gain = self.constant - self.network
-        if gain > 2 * _finite(self.learned_error):
+        gain, margin = self.constant - self.network, 2 * _finite(self.learned_error)
+        if gain > margin:
             return True
-        return False if gain <= RESOLVED else None
+        return False if gain < -margin or gain + margin <= SAME else None
 
     @property
     def helped(self) -> Helped:
@@ -133,6 +136,7 @@ def usefulness(run_data: RunData) -> Usefulness:
         learned_error=_standard_error(constant, network),
         unit=unit,
         samples=run_data.samples,
+        tested=len(wanted),
         reason=reason,
     )
 
