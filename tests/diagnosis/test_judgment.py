@@ -56,7 +56,7 @@ TABLE = {
     "large, its error reaches over": (one(HIGH, HIGH), {}, "mixed", f"reach over the threshold {GAP.high:g}"),
     "just above, without an error": (one(1.01 * GAP.high), {}, "rich", "it learned features"),
     "just above, with one": (one(1.01 * GAP.high, 0.02), {}, "mixed", "reach over"),
-    "above one": (one(1.3), {}, "rich", "misses 1.3 times as much as this network learned"),
+    "above one": (one(1.3), {}, "rich", "misses 130% of what this network learned"),
     "on the probe": (one(HIGH), {"where": "on the probe"}, "rich", "this network learned, on the probe"),
     "dated": (one(HIGH), {"began": 84.2}, "rich", "it learned features, from step 84 on"),
     "small, but hardly trained": (

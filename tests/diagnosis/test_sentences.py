@@ -101,7 +101,7 @@ def test_the_headline_says_on_which_samples_its_number_was_measured(tmp_path: Pa
     lines = falling(gap__link=lambda step: 0.7, gap__link_test=lambda step: 1.3, gap__unshrunk=lambda step: 0.5)
     plain = told(tmp_path / "plain", lines, optimizer={"class": "SGD", "groups": [{"lr": 0.1, "weight_decay": 0.0}]})
     assert float(plain.gap) == 1.3
-    assert plain.explanation.endswith("misses 1.3 times as much as this network learned, on test points.")
+    assert plain.explanation.endswith("misses 130% of what this network learned, on test points.")
     assert "weight decay" not in plain.full
     decayed = told(tmp_path / "decayed", lines, optimizer={"class": "SGD", "groups": [{"weight_decay": 0.1}]})
     assert float(decayed.gap) == 0.5
@@ -293,6 +293,38 @@ def test_noise_that_was_fitted_is_not_advised_to_be_fitted_lazily(tmp_path: Path
     assert diagnosis.regime == "rich"
     assert diagnosis.helped == "no"
     assert "Next:         Check the targets, or train on more data" in str(diagnosis)
+
+
+def test_advice_for_a_run_that_cannot_tell_is_whole_sentences(tmp_path: Path):
+    early = told(tmp_path / "run", [{"loss": 1.0, "gap/link": math.nan}, {"loss": 0.99, "gap/link": 0.1}])
+    assert early.regime == "cannot tell"
+    for toward in ("rich", "lazy"):
+        first, second = str(fl.advise(early, toward)).splitlines()[0].split(". ", 1)
+        assert first == "It is not known whether the run was lazy or rich"
+        assert second[0].isupper()
+        assert second.endswith(".")
+
+
+def test_the_full_text_names_all_layers(tmp_path: Path):
+    distances = {f"weights__layer{i}__distance": lambda step, i=i: 0.03 * (i + 1) * step for i in range(9)}
+    shares = {f"features__layer{i}__share": lambda step, i=i: 0.1 * (i + 1) for i in range(9)}
+    full = told(tmp_path / "run", falling(**distances, **shares)).full
+    assert [i for i in range(9) if f"layer{i}: " in full] == [*range(9)]
+    assert "more" not in full.split("where features are learned:")[1].split("thresholds:")[0]
+
+
+def test_without_labels_the_test_loss_of_a_language_model_is_told(tmp_path: Path):
+    """The mean log-probability of the targets of two test sequences, at the start and at the end."""
+    readout = "next_token: mean log-probability of a sequence's targets"
+    writer = RunWriter(tmp_path / "run", {"name": "run", "readout": readout})
+    for step, f in ((0, [[-4.0], [-5.0]]), (3, [[-1.0], [-2.5]])):
+        writer.array("test", step, f=numpy.array(f))
+    for step, line in enumerate(falling(4)):
+        writer.scalars(step, line)
+    writer.close()
+    diagnosis = diagnose(tmp_path / "run")
+    assert diagnosis.helped == "cannot tell"
+    assert diagnosis.why_helped.startswith("Cannot tell: test loss fell from 4.5 to 1.75, but")
 
 
 def test_weights_that_grew_did_not_decay_where_the_optimizer_is_not_known(tmp_path: Path):

@@ -88,6 +88,7 @@ def errors(**values: float) -> Usefulness:
         ({"network": 0.2, "gain_error": 0.06}, "cannot tell"),  # a gain of a tenth is not excluded
         ({"first": 4e-8, "later": 5e-7, "network": 1e-9, "gain_error": 1e-10}, "no"),
         ({"network": 0.88, "constant": 0.9, "first": 0.9, "learned_error": 0.02}, "cannot tell"),
+        ({"network": 0.88, "constant": 0.9, "learned_error": 0.02}, "no"),  # worse than the first kernel
         ({"network": 0.96, "constant": 0.9, "first": 0.9, "learned_error": 0.02}, "no"),  # labels that are noise
         ({"network": 0.9, "constant": 0.9, "first": 0.9, "learned_error": 0.004}, "no"),  # many test points
         ({"first": 1.16, "later": 1.24, "network": 0.057, "constant": 1.0}, "cannot tell"),
@@ -123,9 +124,7 @@ def test_four_right_of_64_is_not_told_from_chance_of_six(tmp_path: Path):
     answers[6:10] = tested[6:10]
     assert (answers == 0)[6:].sum() == 3
     assert (answers == tested).sum() == 4
-    writer = RunWriter(
-        tmp_path / "run", {"name": "run", "loss_convention": "mean", "probe": {"classification": True}}
-    )
+    writer = RunWriter(tmp_path / "run", {"name": "run", "loss_convention": "mean", "probe": {"classification": True}})
     writer.array("targets", 0, y=y)
     for step in range(4):
         writer.array("test", step, f=numpy.eye(20)[answers], y=wanted)

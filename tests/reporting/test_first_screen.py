@@ -131,14 +131,41 @@ def test_the_strip_has_zones_half_of_the_loss_and_accuracy(tmp_path: Path):
     }
     source = report(by_hand(tmp_path / "run", scalars, [0, 10, 14, 20]), tmp_path / "page.html").read_text()
     strip = re.search(r'<svg height="64" class="strip".*?</section>', source)[0]
-    assert re.findall(r'class="zone-(\w+)"', strip) == ["low", "high"]
+    assert re.findall(r'class="zone-(\w+)"', strip) == ["unknown", "low", "high"]
     assert "half of the loss" in strip
     points = [tuple(map(float, pair.split(","))) for pair in re.search(r'points="([^"]+)"', strip)[1].split()]
     assert [y for _, y in points] == pytest.approx([41.4, 38.8, 31.0, 24.5])
     assert [x for x, _ in points] == pytest.approx(
         [100 * numpy.log1p(s) / numpy.log1p(20) for s in (0, 10, 14, 20)], abs=0.01
     )
-    assert "lazy at step 0, then rich at step 14" in strip
+    assert "lazy at step 0, then rich at step 14. Not measured between 10 and 14." in strip
+
+
+def test_the_strip_has_no_color_where_nothing_was_measured(tmp_path: Path):
+    gaps = {"probe/loss": [1.0, 0.9, 0.8, 0.7, 0.1], "gap/probe": [0.0, 0.05, 0.10, 0.14, 1.06]}
+    source = report(by_hand(tmp_path / "run", gaps, [0, 1, 2, 3, 150]), tmp_path / "page.html").read_text()
+    strip = re.search(r'<section><div class="when">.*?</section>', source)[0]
+    parts = re.findall(r'<rect x="([\d.]+)%" width="([\d.]+)%" y="18" height="26" class="zone-(\w+)"', strip)
+    ends = {name: (float(x), float(x) + float(width)) for x, width, name in parts}
+    third = 100 * numpy.log1p(3) / numpy.log1p(150)
+    assert ends["low"] == pytest.approx((0, third), abs=0.02)
+    assert ends["unknown"] == pytest.approx((third, 100), abs=0.02)
+    assert ends["high"] == pytest.approx((99, 100), abs=0.02)
+    assert "not measured between 3 and 150" in strip
+    assert "steps, logarithmic axis" in strip
+
+
+def test_a_kernel_that_shrank_and_a_metric_that_disagrees_are_said(tmp_path: Path):
+    (first, last), y = kernels(), {"targets": [{"y": Y}]}
+    small = {"mean": last["mean"] * 0.05 * numpy.linalg.norm(first["mean"]) / numpy.linalg.norm(last["mean"])}
+    scalars = {"probe/loss": [1.0, 0.1], "gap/probe": [0.0, 0.9], "richness/low_rank": [0.9, 0.9]}
+    arrays = {"kernel": [first, small], **y}
+    scalars |= {"ntk/norm": [1.0, 0.05]}
+    source = report(by_hand(tmp_path / "run", scalars, [0, 9], arrays), tmp_path / "page.html").read_text()
+    numbers = re.search(r'<nav class="numbers".*?</nav>', source)[0]
+    assert "kernel shrank to <strong>5.0%</strong>" in numbers
+    assert "metrics that disagree: <strong>low-rank richness says lazy</strong>" in numbers
+    assert "kernel grew" not in numbers
 
 
 def kernels(count: int = 12) -> list[dict[str, numpy.ndarray]]:

@@ -104,7 +104,9 @@ class Advice:
     note: str
 
     def __str__(self) -> str:
-        head = f"The run was {self.regime}; to make it {self.toward}: {self.note}"
+        head = f"The run was {self.regime}. {self.note}"
+        if self.regime == "cannot tell":
+            head = f"It is not known whether the run was lazy or rich. {self.note}"
         return "\n".join([head, *(f"  {i}. {change}" for i, change in enumerate(self.changes, 1))])
 
 
@@ -134,10 +136,10 @@ def advise(
             f"start. The regime of this run: {diagnosis.regime}."
         )
     if diagnosis.regime == toward:
-        return Advice(toward=toward, regime=diagnosis.regime, changes=(), note="nothing has to change.")
+        return Advice(toward=toward, regime=diagnosis.regime, changes=(), note="To keep it so, nothing has to change.")
     findings = diagnosis.findings[0]
     if toward == "rich" and findings.linear and not _frozen(findings):
-        note = "the model is linear in its trained weights and cannot learn features: add a hidden layer before them."
+        note = "The model is linear in its trained weights and cannot learn features: add a hidden layer before them."
         return Advice(toward=toward, regime=diagnosis.regime, changes=(), note=note)
     bench = bench_of(findings)
     candidates, failures = list(_candidates(diagnosis, toward, bench)), list[str]()
@@ -151,22 +153,22 @@ def advise(
         replace(change, command=_python(toward, place)) if change.command.startswith("model,") else change
         for place, change in enumerate(changes)
     )
-    note = "any one of these."
+    note = f"To make it {toward}, make any one of these changes."
     if diagnosis.regime == "cannot tell":
-        note = "it is not known where it stands, so that this is a guess. Any one of these."
+        note += " They are a guess."
     if not changes and failures:
-        note = f"a change of the output or of the first weights fails on a copy: {failures[0]}."
+        note = f"A change of the output or of the first weights fails on a copy: {failures[0]}."
     elif not changes and candidates:
         tried = "The change that was tried" if len(candidates) == 1 else f"None of {len(candidates)} changes tried"
         note = f"{tried} for a few steps {'did not keep' if len(candidates) == 1 else 'kept'} its promise."
     elif not changes and _unknown_loss(findings):
-        note = "whether a factor of the output acts depends on the loss, which is not known: pass loss= to fl.watch."
+        note = "Pass loss= to fl.watch: it depends on the loss whether multiplying the output changes the regime."
     elif not changes:
         factor = _output_factor(diagnosis, toward)
         rate = factor ** -_rate_power(findings)
         note = (
-            f"multiply the input of the model's output function (softmax, sigmoid, exp) by {plain_number(factor)} and "
-            f"the learning rate {_by(rate)} (not tried)."
+            f"To make it {toward}, multiply the input of the model's output function (softmax, sigmoid, exp) by "
+            f"{plain_number(factor)} and the learning rate {_by(rate)} (not tried)."
         )
     return Advice(toward=toward, regime=diagnosis.regime, changes=changes, note=note)
 
@@ -189,7 +191,7 @@ def next_step(diagnosis: Diagnosis) -> str:
     needless = "Features were not needed here. " if toward == "lazy" else ""
     advice = advise(diagnosis, toward)
     if not advice.changes:
-        return f"{needless}{advice.note[:1].upper()}{advice.note[1:]}"
+        return f"{needless}{advice.note}"
     change = advice.changes[0]
     tried = str(change.tried) if change.tried is not None else "not tried"
     purpose = "To learn features" if toward == "rich" else "To train a lazy network instead"

@@ -238,5 +238,4 @@ def _left_linearization(known: Numbers, gap: Sample) -> Verdict:
 
 def _misses(known: Numbers, gap: Sample) -> str:
     share = percent_with_error(gap)
-    what = "as much as" if gap.mean >= 1.005 else "of what"
-    return f"A linear model around the starting point misses {share} {what} this network learned, {known.where}."
+    return f"A linear model around the starting point misses {share} of what this network learned, {known.where}."

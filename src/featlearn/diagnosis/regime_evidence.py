@@ -180,7 +180,7 @@ def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
     fit = _fit(useful)
     share = (lambda error: percent(1 - error)) if useful.unit != "variance" else percent
     rival = f"a kernel method on the initial features reaches {share(useful.first)}"
-    if any(one.learned is None for one in known):
+    if any(one.learned is None and one.helped == "cannot tell" for one in known):
         beside = f"; {rival}" if useful.first < useful.constant else ""
         unclear = f"which {useful.tested} test samples cannot tell from a constant prediction"
         return "cannot tell", f"Cannot tell. {fit}, {unclear}{beside}."

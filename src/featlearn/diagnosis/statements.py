@@ -24,7 +24,7 @@ from featlearn.diagnosis.evidence import (
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.layers import LayerLearning, LayerPairMechanism, name_of
 from featlearn.diagnosis.machine import KernelMachine
-from featlearn.diagnosis.words import LISTED, list_layers, percent
+from featlearn.diagnosis.words import list_layers, percent
 
 
 def assess_silence(findings: Sequence[Findings]) -> tuple[bool | None, dict[str, float], list[Evidence]]:
@@ -172,7 +172,7 @@ def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
     topic, statements = "where features are learned", list[Evidence]()
     if layers:
         moved = [name for name, one in layers.items() if one.distance > MOVED.high]
-        far = "; ".join(f"{name}: {layers[name].distance:.2g}" for name in [*layers][:LISTED])
+        far = "; ".join(f"{name}: {layers[name].distance:.2g}" for name in layers)
         says, against = f"weights moved, relative to their first norm, {far}", "features can be learned there"
         farthest = next(iter(layers.values())).distance
         statements.append(_by_layer(topic, says, farthest, MOVED, against, moved))
@@ -180,10 +180,10 @@ def _where(layers: Mapping[str, LayerLearning]) -> list[Evidence]:
     if known:
         order = sorted(known, key=lambda name: -known[name].centered_share)
         most = known[order[0]].centered_share
-        shares = ", ".join(f"layer {name} {percent(known[name].centered_share)}" for name in order[:LISTED])
+        shares = ", ".join(f"layer {name} {percent(known[name].centered_share)}" for name in order)
         unmeasured = [name for name, one in layers.items() if math.isnan(one.centered_share)]
         says = f"share of the agreement of weights and gradients that is due to training: {shares}"
-        says += f" (not measured: {list_layers(unmeasured)})" if unmeasured else ""
+        says += f" (not measured: {list_layers(unmeasured, len(unmeasured))})" if unmeasured else ""
         says += "; above 100%: weights and gradients disagreed at the start" if most > 1 else ""
         statements.append(_by_layer(topic, says, most, LEARNED, "features are learned there", learned_in(layers)))
     return statements

@@ -80,7 +80,8 @@ class Usefulness:
     def helped(self) -> Helped:
         """Whether the network is better than regression with the first kernel, and than a constant prediction."""
         if self.learned is None:
-            return "cannot tell"
+            harmed = self.network - self.first > 2 * _finite(self.gain_error)
+            return "no" if harmed and self.first < self.constant - RESOLVED else "cannot tell"
         if not self.learned:
             return "no"
         if not math.isfinite(self.first) or self.worse_than_constant:
@@ -101,8 +102,15 @@ def usefulness(run_data: RunData) -> Usefulness:
         return _unknown("the run has no targets")
     if last < 0:
         return _unknown("no test data", "Pass test=(x, y) to fl.watch to see whether that helped.")
-    if y is None and "log-probability" in str(run_data.run.config.get("readout")):
-        return _unknown("the readout is a log-probability of the targets, which kernel methods do not predict")
+    readout = str(run_data.run.config.get("readout"))
+    if y is None and "log-probability" in readout:
+        reason = "the readout is a log-probability of the targets, which kernel methods do not predict"
+        before = run_data.array("test", min(steps), "f")
+        if "mean log-probability" in readout and before is not None and f is not None:
+            losses = [-float(outputs.double().mean()) for outputs in (before, f)]
+            verb = "fell" if losses[1] < losses[0] else "rose"
+            reason = f"test loss {verb} from {losses[0]:.3g} to {losses[1]:.3g}, but {reason}"
+        return _unknown(reason)
     if y is None:
         return _unknown("the test data has no targets", "Pass test=(x, y) with targets to see whether that helped.")
     if f is None:

@@ -26,10 +26,8 @@ def plain_number(value: float) -> str:
 
 
 def percent_with_error(number: Sample) -> str:
-    """Return a share and its standard error as percentages; shares above one as a multiple."""
+    """Return a share and its standard error as percentages."""
     error = number.error
-    if number.mean >= 1.005:
-        return f"{number.mean:.3g} times"
     if not math.isfinite(error) or error < 0.001 or number.mean < 0.001:
         return percent(number.mean)
     return f"{percent(number.mean)} (±{percent(error)})"
@@ -51,9 +49,9 @@ def name_layers(layers: Sequence[str]) -> str:
     return f"{'layers' if len(layers) > 1 else 'layer'} {list_layers(layers)}"
 
 
-def list_layers(layers: Sequence[str]) -> str:
-    """Return layer names as a list in words."""
-    shown = list(layers[:LISTED])
-    if len(layers) > LISTED:
-        return f"{', '.join(shown)}, and {len(layers) - LISTED} more"
+def list_layers(layers: Sequence[str], most: int = LISTED) -> str:
+    """Return layer names as a list in words, `most` of them at most."""
+    shown = list(layers[:most])
+    if len(layers) > most:
+        return f"{', '.join(shown)}, and {len(layers) - most} more"
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}" if shown else ""

@@ -7,7 +7,8 @@ import re
 from featlearn.diagnosis import Diagnosis
 from featlearn.diagnosis.advice import next_step
 from featlearn.diagnosis.evidence import GAP
-from featlearn.reporting.gauges import gauges
+from featlearn.diagnosis.words import percent
+from featlearn.reporting.gauges import SHRANK, gauges
 from featlearn.reporting.groups import RunGroup, finite
 from featlearn.reporting.markup import Html, tag, text
 from featlearn.reporting.pictures import neighbor_pictures, pattern_pictures, recorded_pictures
@@ -121,22 +122,17 @@ def time_strip(group: RunGroup) -> Html:
         return Html("")
     steps, values, end = gap.steps.tolist(), gap.values.tolist(), float(gap.steps[-1])
     zones = ["low" if v < GAP.low else "high" if v > GAP.high else "between" for v in values]
-    bounds = [0.0, *(math.sqrt((a + 1) * (b + 1)) - 1 for a, b in itertools.pairwise(steps)), end]
-    shapes, words = (
-        list[Html](),
-        {"low": "lazy: a linear copy would do", "between": "", "high": "rich: features change"},
-    )
-    begin = 0
+    words = {"low": "lazy: a linear copy would do", "between": "", "high": "rich: features change"}
+    unmeasured = _unmeasured(steps, zones)
+    shapes = [
+        part for a, b in unmeasured for part in _zone("unknown", a, b, end, f"not measured between {a:.0f} and {b:.0f}")
+    ]
+    begin = 0.0
     for i, zone in enumerate(zones):
         if i + 1 < len(zones) and zones[i + 1] == zone:
             continue
-        left, right = _place(bounds[begin], end), _place(bounds[i + 1], end)
-        shapes.append(
-            tag("rect", x=f"{left:.2f}%", width=f"{right - left:.2f}%", y=18, height=26, class_=f"zone-{zone}")
-        )
-        if right - left > 24 and words[zone]:
-            shapes.append(tag("text", text(words[zone]), x=f"{left:.2f}%", y=13))
-        begin = i + 1
+        shapes += _zone(zone, begin, steps[i], end, words[zone])
+        begin = steps[i + 1] if i + 1 < len(steps) else end
     half = times.get("loss_half", math.nan)
     if math.isfinite(half) and half <= end:
         at = _place(half, end)
@@ -150,10 +146,10 @@ def time_strip(group: RunGroup) -> Html:
     ends = (("start", "0%", "0"), ("end", "100%", f"{end:.0f} steps"))
     ends_drawn = [tag("text", text(word), x=x, y=61, text_anchor=anchor) for anchor, x, word in ends]
     accuracy = _accuracy_line(group, end)
-    note = tag("p", "thin line: test accuracy, 0 to 1", class_="note") if accuracy else ""
+    axis = "steps, logarithmic axis" + ("; thin line: test accuracy, 0 to 1" if accuracy else "")
     return tag(
         "section",
-        tag("div", tag("h3", "When"), note, class_="when"),
+        tag("div", tag("h3", "When"), tag("p", axis, class_="note"), class_="when"),
         tag(
             "svg",
             *shapes,
@@ -162,9 +158,25 @@ def time_strip(group: RunGroup) -> Html:
             height=64,
             class_="strip",
             role="img",
-            aria_label=_in_words(steps, zones),
+            aria_label=_in_words(steps, zones, unmeasured),
         ),
     )
+
+
+def _unmeasured(steps: list[float], zones: list[str]) -> list[tuple[float, float]]:
+    """Return pairs of measured steps in different zones with steps between them."""
+    pairs = zip(itertools.pairwise(steps), itertools.pairwise(zones), strict=True)
+    return [(a, b) for (a, b), (before, after) in pairs if before != after and b - a > 1]
+
+
+def _zone(name: str, first: float, last: float, end: float, words: str) -> list[Html]:
+    """Return a part of the strip, at least 1% wide, with its words above it where they fit."""
+    right = _place(last, end)
+    left = max(min(_place(first, end), right - 1), 0.0)
+    width = max(right - left, 1.0)
+    rect = tag("rect", x=f"{left:.2f}%", width=f"{width:.2f}%", y=18, height=26, class_=f"zone-{name}")
+    label = [tag("text", text(words), x=f"{left:.2f}%", y=13)] if width > 24 and words else []
+    return [rect, *label]
 
 
 def _place(step: float, end: float) -> float:
@@ -181,14 +193,15 @@ def _accuracy_line(group: RunGroup, end: float) -> Html:
     return tag("svg", line, viewBox="0 0 100 48", preserveAspectRatio="none", x=0, y=0, width="100%", height=48)
 
 
-def _in_words(steps: list[float], zones: list[str]) -> str:
+def _in_words(steps: list[float], zones: list[str], unmeasured: list[tuple[float, float]]) -> str:
     names = {"low": "lazy", "between": "between", "high": "rich"}
     changes = [
         f"{names[z]} at step {s:.0f}"
         for i, (s, z) in enumerate(zip(steps, zones, strict=True))
         if not i or zones[i - 1] != z
     ]
-    return f"The linearization gap over training: {', then '.join(changes)}."
+    gaps = "".join(f" Not measured between {a:.0f} and {b:.0f}." for a, b in unmeasured)
+    return f"The linearization gap over training: {', then '.join(changes)}.{gaps}"
 
 
 # ---- what to do
@@ -212,11 +225,13 @@ def chips(group: RunGroup) -> Html:
     items = []
     for one in gauges(diagnosis):
         shown = ", ".join(f"{marker.label} {marker.words}".strip() for marker in one.markers[:3])
-        items.append((one.key, one.short, shown))
+        items.append((one.key, one.short, percent(one.markers[0].value) if one.short == SHRANK else shown))
     opinions = diagnosis.opinions.values()
-    if opinions:
-        agree = sum(opinion.says == diagnosis.regime for opinion in opinions)
-        items.append(("opinions", "other metrics that agree", f"{agree} of {len(opinions)}"))
+    others = [f"{opinion.name} says {opinion.says}" for opinion in opinions if opinion.says != diagnosis.regime]
+    if others:
+        items.append(("opinions", "metrics that disagree:", ", ".join(others)))
+    elif opinions:
+        items.append(("opinions", "other metrics that agree", f"all {len(opinions)}"))
     links = [tag("a", text(f"{name} "), tag("strong", text(shown)), href=f"#{key}") for key, name, shown in items]
     return tag("nav", *links, class_="numbers", aria_label="Numbers")
 

@@ -105,6 +105,8 @@ def estimate_cell(found: Estimate) -> Cell:
 # ---- the gauges of a diagnosis
 
 
+SHRANK = "kernel shrank to"
+"""Short title of the growth of a kernel below one, which is written as a percentage."""
 _UNIT = Scale(0.0, 1.0, (0.0, 0.2, 0.4, 0.6, 0.8, 1.0))
 _ELSEWHERE = "above one, the linear copy went elsewhere"
 
@@ -146,7 +148,7 @@ def gauges(found: Diagnosis) -> list[Gauge]:
             Scale(0.1, 1e3, (0.1, 1.0, 10.0, 100.0, 1e3), True),
             GREW,
             ("kept its size", "grew"),
-            "kernel grew, times",
+            "kernel grew, times" if float(found.growth) >= 1 else SHRANK,
         ),
         _usefulness(found),
     ]
