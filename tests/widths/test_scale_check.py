@@ -216,6 +216,12 @@ def test_schemes_of_depth(power: float, optimizer: type, rate: float, scheme: st
     assert float(inner.exponents["gain"]) == pytest.approx(0.0, abs=0.05)
     assert float(inner.exponents["rate"]) == pytest.approx(rate, abs=0.05)
     assert "powers of the depth" in str(check)
+    lines = str(check).replace("\n  ", " ")
+    none = (
+        "problems: none relative to the standard scheme; the scheme itself is unstable. Usual remedy: divide what each"
+    )
+    assert (none in lines) == (scheme == "standard")
+    assert ("problems: none\n" in str(check)) == (phase != Phase.UNSTABLE)
 
 
 def test_layers_around_blocks_of_one_container_keep_their_names():
@@ -378,6 +384,8 @@ def test_directions_are_checked():
         fl.scale_check(mlp, (X, Y), sizes=(8, 16), along="deep")
     with pytest.raises(fl.FeatlearnError, match="sizes="):
         fl.scale_check(mlp, (X, Y), sizes=(8,), along="depth")
+    with pytest.raises(fl.FeatlearnError, match="no repeated module is added from depth 8 to 16"):
+        fl.scale_check(mlp, (X, Y), sizes=(8, 16), along="depth", seeds=1, steps=1)
 
 
 def test_width_check_is_the_case_of_the_width():

@@ -128,6 +128,11 @@ def scale_check(
             f"along={along!r}, expected {', '.join(get_args(Along))}{did_you_mean(along, get_args(Along))}"
         )
     x, y, loss = _checked_arguments(make, data, sizes, along, steps, seeds, loss)
+    if isinstance(optimizer, torch.optim.Optimizer) or not (optimizer is None or callable(optimizer)):
+        raise InputTypeError(
+            f"optimizer is {type(optimizer).__name__}, expected a function of the model that returns an optimizer, "
+            "since each size has a network of its own: lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)"
+        )
     function = losses.function(loss)
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
         update, bounded = _update_kind(make, optimizer, x, y, function, sizes[0], along)
@@ -201,6 +206,11 @@ def scale_check(
 def _judge(runs: Runs, sizes: Sequence[int], *, update: Update, bounded: bool, along: Along) -> Judgment:
     uses = fit_uses(runs, sizes, update)
     if along == "depth":
+        if not any("*" in name for name in uses):
+            raise InputValueError(
+                f"no repeated module is added from depth {sizes[0]} to {sizes[-1]}, expected make(depth) to add blocks "
+                "to an nn.Sequential or nn.ModuleList; for networks that grow in width pass along='width'"
+            )
         return judge_depth(uses, update, sizes)
     if along == "rank":
         return judge_rank(uses, update, sizes)
@@ -277,8 +287,10 @@ def _notes(runs: Runs, sizes: Sequence[int], judgment: Judgment, along: Along) -
 def _checked_arguments(
     make: Any, data: Any, sizes: Any, along: str, steps: Any, seeds: Any, loss: Any
 ) -> tuple[Inputs, Tensor, losses.Loss]:
-    if not callable(make):
-        raise InputTypeError(f"make_model is {type(make).__name__}, expected a function of the {along}")
+    if isinstance(make, torch.nn.Module) or not callable(make):
+        raise InputTypeError(
+            f"make_model is {type(make).__name__}, expected a function of the {along} that returns a new module"
+        )
     if not isinstance(data, tuple | list) or len(data) != 2 or not isinstance(data[1], Tensor):
         raise InputTypeError(f"data is {type(data).__name__}, expected a pair (x, y): inputs and a tensor of targets")
     x, y = data

@@ -25,6 +25,15 @@ PHASES = {
     CONTROLLED: "the logits grow with the {along}, which cross-entropy bears: gradients stay, and features are learned "
     "in the hidden layers",
 }
+MUP = 'muP, as fl.steer.parametrize(model, "mup", ...) sets it'
+REMEDIES = {
+    "width": MUP,
+    "heads": MUP,
+    "depth": "divide what each block adds by the depth; with SGD, also multiply the learning rates of blocks by it",
+    "rank": "divide adapters by the rank; with SGD, by its square root",
+    "experts": "learning rates that fall with the number of experts",
+}
+"""Usual remedies of a scheme that is unstable, by what the size is."""
 COLUMNS = {
     "activation": "activation",
     "change": "change",
@@ -150,7 +159,13 @@ class WidthCheck:
         nearest_text = f"; the nearest is {self.nearest}" if self.scheme == "other" else ""
         lines = [f"scheme: {self.scheme}, {self.scheme_words}{nearest_text}"]
         lines += [f"phase: {self.phase!s}: {PHASES[self.phase].format(along=self.along)}"]
-        lines += [f"problems: {len(self.problems) or 'none'}", *_problem_lines(self.problems)]
+        if self.problems or self.phase != Phase.UNSTABLE:
+            lines += [f"problems: {len(self.problems) or 'none'}", *_problem_lines(self.problems)]
+        else:
+            lines.append(
+                f"problems: none relative to the {self.nearest} scheme; the scheme itself is unstable. Usual remedy: "
+                f"{REMEDIES[self.along]}"
+            )
         lines += [
             f"powers of the {self.along}, with standard errors:",
             *_table(self.uses, COLUMNS if self.along == "width" else OTHER_COLUMNS),
