@@ -47,6 +47,7 @@ EXTRAS = {
     "accelerate": ("transformers", "the Trainer of transformers, which does not run without it"),
     "wandb": ("wandb", "the Weights & Biases sink"),
     "tensorboard": ("tensorboard", "the TensorBoard sink"),
+    "trackio": ("trackio", "the Trackio sink"),
     "xarray": ("xarray", "Run.to_xarray"),
     "dask": ("dask", "many runs on a dask scheduler"),
     "distributed": ("dask", "many runs on a dask scheduler"),
