@@ -109,7 +109,8 @@ def usefulness(run_data: RunData) -> Usefulness:
         if "mean log-probability" in readout and before is not None and f is not None:
             losses = [-float(outputs.double().mean()) for outputs in (before, f)]
             verb = "fell" if losses[1] < losses[0] else "rose"
-            reason = f"test loss {verb} from {losses[0]:.3g} to {losses[1]:.3g}, but {reason}"
+            if all(map(math.isfinite, losses)):
+                reason = f"test loss {verb} from {losses[0]:.3g} to {losses[1]:.3g}, but {reason}"
         return _unknown(reason)
     if y is None:
         return _unknown("the test data has no targets", "Pass test=(x, y) with targets to see whether that helped.")

@@ -170,12 +170,13 @@ def _unmeasured(steps: list[float], zones: list[str]) -> list[tuple[float, float
 
 
 def _zone(name: str, first: float, last: float, end: float, words: str) -> list[Html]:
-    """Return a part of the strip, at least 1% wide, with its words above it where they fit."""
+    """Return a part of the strip, at least 1% wide, with its words above it, or inside if unmeasured."""
     right = _place(last, end)
     left = max(min(_place(first, end), right - 1), 0.0)
     width = max(right - left, 1.0)
     rect = tag("rect", x=f"{left:.2f}%", width=f"{width:.2f}%", y=18, height=26, class_=f"zone-{name}")
-    label = [tag("text", text(words), x=f"{left:.2f}%", y=13)] if width > 24 and words else []
+    x, y = (left + 1, 35) if name == "unknown" else (left, 13)
+    label = [tag("text", text(words), x=f"{x:.2f}%", y=y)] if width > 24 and words else []
     return [rect, *label]
 
 
@@ -227,9 +228,11 @@ def chips(group: RunGroup) -> Html:
         shown = ", ".join(f"{marker.label} {marker.words}".strip() for marker in one.markers[:3])
         items.append((one.key, one.short, percent(one.markers[0].value) if one.short == SHRANK else shown))
     opinions = diagnosis.opinions.values()
-    others = [f"{opinion.name} says {opinion.says}" for opinion in opinions if opinion.says != diagnosis.regime]
+    expected = {"mixed": "between", "lazy then rich": "rich"}.get(diagnosis.regime, diagnosis.regime)
+    others = [f"{opinion.name} says {opinion.says}" for opinion in opinions if opinion.says != expected]
     if others:
-        items.append(("opinions", "metrics that disagree:", ", ".join(others)))
+        title = "other metrics:" if diagnosis.regime == "cannot tell" else "metrics that disagree:"
+        items.append(("opinions", title, ", ".join(others)))
     elif opinions:
         items.append(("opinions", "other metrics that agree", f"all {len(opinions)}"))
     links = [tag("a", text(f"{name} "), tag("strong", text(shown)), href=f"#{key}") for key, name, shown in items]
