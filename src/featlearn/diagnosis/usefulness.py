@@ -120,7 +120,7 @@ def usefulness(run_data: RunData) -> Usefulness:
     unit = _criterion(run_data)
     if not unit:
         network, reason = run_data.run.network, "the training loss is not known to be squared error or a cross-entropy"
-        undeclared = network is not None and network.loss is None
+        undeclared = network is None or network.loss is None
         return _unknown(reason, "Pass loss= to fl.watch to see whether that helped." if undeclared else "")
     if not bool((wanted != wanted[0]).any()):
         return _unknown("the targets of the test points are constant")
