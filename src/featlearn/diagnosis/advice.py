@@ -186,7 +186,7 @@ def next_step(diagnosis: Diagnosis) -> str:
     if diagnosis.regime in ("rich", "lazy then rich") and diagnosis.helped != "no":
         return _how_to_see(diagnosis) or "Nothing has to change."
     if diagnosis.regime != "lazy" and diagnosis.useful.nothing_learnable:
-        return "Check the targets, or train on more data: unseen data is predicted no better than by a constant."
+        return "Check the targets, or train on more data: unseen data is predicted hardly better than by a constant."
     toward: Direction = "lazy" if diagnosis.regime in ("rich", "lazy then rich") else "rich"
     needless = "Features were not needed here. " if toward == "lazy" else ""
     advice = advise(diagnosis, toward)

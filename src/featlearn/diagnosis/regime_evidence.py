@@ -21,7 +21,7 @@ from featlearn.diagnosis.evidence import (
 )
 from featlearn.diagnosis.findings import Findings
 from featlearn.diagnosis.judgment import Numbers, Regime
-from featlearn.diagnosis.usefulness import Helped, Usefulness
+from featlearn.diagnosis.usefulness import SAME, Helped, Usefulness
 from featlearn.diagnosis.words import dead_network, percent, points
 
 SIDES = {-1: "lazy", 0: "between", 1: "rich"}
@@ -187,7 +187,9 @@ def helped(findings: Sequence[Findings], regime: Regime) -> tuple[Helped, str]:
     if any(one.learned is False for one in known):
         word = {"no": "No", "cannot tell": "Cannot tell", "yes": "Yes"}[answer]
         beside = "" if useful.nothing_learnable else f"; {rival}"
-        return answer, f"{word}. {fit}, which is no better than a constant prediction{beside}."
+        most = useful.most_learned
+        better = f"at most {points(most)} better" if most > SAME else "no better"
+        return answer, f"{word}. {fit}: {better} than a constant prediction{beside}."
     if not math.isfinite(useful.first):
         return answer, f"Cannot tell. {fit}; {useful.reason}."
     if all(one.worse_than_constant for one in known):

@@ -68,13 +68,17 @@ class Usefulness:
     def learned(self) -> bool | None:
         """Whether the network is better than a constant prediction, by twice the standard error.
 
-        False if it is worse by twice the standard error, or the same to within `SAME`. Else None: the test points
-        cannot tell.
+        False if its gain is at most `RESOLVED`, by twice the standard error. Else None: the test points cannot tell.
         """
-        gain, margin = self.constant - self.network, 2 * _finite(self.learned_error)
-        if gain > margin:
+        gain = self.constant - self.network
+        if gain > 2 * _finite(self.learned_error):
             return True
-        return False if gain < -margin or gain + margin <= SAME else None
+        return False if self.most_learned <= RESOLVED else None
+
+    @property
+    def most_learned(self) -> float:
+        """Largest gain over a constant prediction that the test points leave open: two standard errors above theirs."""
+        return self.constant - self.network + 2 * _finite(self.learned_error)
 
     @property
     def helped(self) -> Helped:
