@@ -182,7 +182,8 @@ def test_links_inside_the_site_lead_to_pages_and_places(site: Path, pages: dict[
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             place = unquote(parts.fragment)
-            if not target.exists() or (place and target in pages and place not in pages[target].places):
+            drawn = target.name == "explorer.html"  # its script makes the places
+            if not target.exists() or (place and target in pages and not drawn and place not in pages[target].places):
                 broken.append(f"{path.name}: {link}")
     assert len(ours) > 60
     assert broken == []
@@ -245,15 +246,9 @@ def test_mathematics_is_in_the_pages(site: Path):
 
 QUESTIONS = {
     "Did my network learn features?": ("Did my network learn features?", "fl.diagnose(watch.run)"),
-    "Where, and by what mechanism?": ("Where?", "fl.neural_features("),
-    "How much does it cost?": ("What it costs", "budget=0.05"),
-    "How do I watch a Lightning or Transformers run?": (
-        "Lightning and the Trainer of transformers",
-        "fl.integrations.lightning.callback(",
-    ),
-    "Does a kernel explain my test error?": ("Does my kernel explain test error?", "fl.dynamics.kernel_regression("),
-    "Why is training so slow at first?": ("Why is it so slow at first?", "fl.theory.deep_linear.half_time("),
-    "My model is too large, or I have many GPUs": ("Is it too large?", 'fl.ntk(model, x, group="world")'),
+    "Where, and what should I change?": ("Read a diagnosis", "fl.diagnose("),
+    "What does it cost?": ("What does it cost?", "budget=0.05"),
+    "Which number answers my question?": ("Which number for which question?", "fl.dynamics.kernel_regression("),
 }
 """Card of the start page -> the heading where one lands, and code that answers the question."""
 

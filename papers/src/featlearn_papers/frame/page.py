@@ -113,7 +113,8 @@ def _card(result: Result) -> str:
         if count or kind == "holds"
     )
     return (
-        f'<li class="{classes}"><a href="#{_anchor(result)}"><img alt="" loading="lazy" src="{_thumbnail(result)}">'
+        f'<li class="{classes}"><a href="#{_anchor(result)}">'
+        f'<img alt="Thumbnail of {escape(result.meta["id"])}" loading="lazy" src="{_thumbnail(result)}">'
         f"<p><strong>{escape(result.meta['id'])}</strong>{escape(result.meta['title'])}</p><p>{badges}</p></a></li>"
     )
 
