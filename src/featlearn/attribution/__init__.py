@@ -1,1 +1,1 @@
-"""What training samples did to a network, and what a run would have been without them: descent along its kernels."""
+"""Attribution of outputs to training samples, and replays of what a run would have been without them."""

@@ -1,4 +1,4 @@
-"""What two fine-tuned networks cost each other when they are merged: `fl.interference`."""
+"""Cost of merging two fine-tuned networks: `fl.interference`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Task = tuple[State, Inputs, Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskInterference:
-    """What adding the other task's change of weights does to one task."""
+    """Effect of the other task's change of weights on one task."""
 
     loss: float
     """Loss of the fine-tuned network on its task."""
@@ -45,7 +45,7 @@ class TaskInterference:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MergedTasks:
-    """What two fine-tuned networks cost each other when their changes of weights are added. From `fl.interference`."""
+    """Cost to two fine-tuned networks of adding their changes of weights. From `fl.interference`."""
 
     a: TaskInterference
     b: TaskInterference

@@ -26,13 +26,13 @@ NUMBERS = 2**24
 
 @dataclass(frozen=True)
 class Momentum:
-    """How an optimizer turns gradients into a step: buffer = decay * buffer + gain * gradient."""
+    """Rule by which an optimizer turns gradients into a step: buffer = decay * buffer + gain * gradient."""
 
     decay: float = 0.0
     gain: float = 1.0
     nesterov: bool = False
     corrected: bool = False
-    """Whether the buffer is divided by 1 - decay^t."""
+    """True if the buffer is divided by 1 - decay^t."""
 
     @property
     def total(self) -> float:
